@@ -1,0 +1,28 @@
+"""Gradient compression over MPI: exact top-k with error feedback, for any framework."""
+
+from importlib.metadata import version
+
+from mpitopk.errors import MpiTopkError
+from mpitopk.layout import Layout
+from mpitopk.runtime import Runtime
+from mpitopk.schemes import SCHEMES, Dense, RandomK, Sparse, TopK, make_scheme
+from mpitopk.simulate import Simulation
+from mpitopk.state import saved_size
+from mpitopk.transport import abort_on_error
+
+__version__ = version("mpitopk")
+
+__all__ = [
+    "SCHEMES",
+    "Dense",
+    "Layout",
+    "MpiTopkError",
+    "RandomK",
+    "Runtime",
+    "Simulation",
+    "Sparse",
+    "TopK",
+    "abort_on_error",
+    "make_scheme",
+    "saved_size",
+]

@@ -1,0 +1,43 @@
+"""`python -m mpitopk info` and `python -m mpitopk bench select|exchange|step`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from mpitopk import info
+from mpitopk.bench import BENCHMARKS, Table
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="python -m mpitopk", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="what is installed here and whether it will do")
+    bench = commands.add_parser("bench", help="our operations and the alternatives, interleaved in one run")
+    which = bench.add_subparsers(dest="benchmark", required=True)
+    for name, module in BENCHMARKS.items():
+        options = which.add_parser(
+            name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__
+        )
+        options.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        options.add_argument("--repeats", type=int, default=15, help="timed calls of each (default: 15)")
+        module.add_options(options)
+    return top
+
+
+def main() -> None:
+    """Run the command line."""
+    options = parser().parse_args()
+    if options.command == "info":
+        info.show()
+        return
+    tables: list[Table] = BENCHMARKS[options.benchmark].run(options)
+    if options.json:
+        print(json.dumps([table.as_dict() for table in tables], indent=2)) if tables else None
+    else:
+        print("\n\n".join(map(str, tables)), end="\n" if tables else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Where gradients live and work is done: the same operations on every device."""
+
+from __future__ import annotations
+
+from mpitopk.device.base import Device
+from mpitopk.device.reference import ReferenceDevice
+from mpitopk.errors import ConfigError, DeviceError, nearest
+
+try:
+    from mpitopk.device.host import HostDevice
+except ImportError as error:
+    WHY_NOT_COMPILED = str(error)
+else:
+    WHY_NOT_COMPILED = ""
+
+NAMES = ("auto", "host", "numpy")
+
+
+def open_device(name: str, threads: int) -> Device:
+    """Return a device by name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no device of that name, or the threads are not a number from 1.
+    DeviceError
+        If "host" is asked for where the kernels were not compiled.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
+    if not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
+    if name == "numpy" or (name == "auto" and WHY_NOT_COMPILED):
+        return ReferenceDevice()
+    if WHY_NOT_COMPILED:
+        raise DeviceError(
+            f"the compiled kernels are missing ({WHY_NOT_COMPILED}): install a C++ compiler and "
+            'build again, or take device="numpy"'
+        )
+    return HostDevice(threads)

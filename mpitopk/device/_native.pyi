@@ -1,0 +1,94 @@
+"""The compiled host kernels (native/*.cpp). Shapes and meanings: see `mpitopk.device.base`."""
+
+from mpitopk.typing import Array, Bytes
+
+def isas() -> list[str]:
+    """Return what this processor can run, best last: `["scalar", "avx2"]`."""
+
+class Engine:
+    """Threads, scratch buffers and the thresholds of the last step; one for each runtime.
+
+    Every method releases the GIL and raises `TypeError` for a dtype it does not take and
+    `ValueError` for lengths that do not fit each other. Not safe for concurrent calls.
+    """
+
+    def __init__(self, threads: int, isa: str) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def fallbacks(self) -> int:
+        """Groups whose window missed, since the engine was made."""
+
+    @property
+    def candidates(self) -> int:
+        """Entries that the last selection looked at a second time."""
+
+    def finite(self, x: Array) -> bool: ...
+    def zero_nonfinite(self, x: Array) -> int: ...
+    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool: ...
+    def accumulate_select(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        pieces: Array,
+        counts: Array,
+        indices: Array,
+        values: Array,
+    ) -> bool: ...
+    def select(self, x: Array, pieces: Array, counts: Array, indices: Array, values: Array) -> bool: ...
+    def random_indices(self, pieces: Array, counts: Array, key: int, out: Array) -> None: ...
+    def take(self, x: Array, indices: Array, values: Array, clear: bool) -> None: ...
+    def pack(
+        self,
+        x: Array,
+        dense: Array,
+        indices: Array,
+        values: Array,
+        out_indices: Array,
+        out_values: Array,
+    ) -> None: ...
+    def merge(
+        self,
+        buffer: Bytes,
+        starts: Array,
+        counts: Array,
+        itemsize: int,
+        dense: Array,
+        divisor: int,
+        out: Array,
+    ) -> int:
+        """Merge the messages that begin at `starts` (their indices follow the 40-byte header).
+
+        Returns the number of entries held by some message, or -1 - p if the indices of rank p are
+        not ascending or out of range.
+        """
+
+    def merge_sparse(
+        self,
+        buffer: Bytes,
+        starts: Array,
+        counts: Array,
+        itemsize: int,
+        dense: Array,
+        divisor: int,
+        size: int,
+        out_indices: Array,
+        out_values: Array,
+    ) -> int:
+        """As `merge`, to arrays with room for `sum(counts) + dense entries`, or `size` if less."""
+
+    def divide(self, x: Array, divisor: int) -> bool: ...
+
+# What the benchmarks compare with.
+
+def read_floor(engine: Engine, x: Array) -> float:
+    """Read x once (float32), with the engine's threads; return the largest magnitude."""
+
+def add_floor(engine: Engine, gradient: Array, residual: Array) -> None:
+    """Add gradient to residual (float32), in place, with the engine's threads."""
+
+def nth_element_topk(x: Array, indices: Array, values: Array) -> None:
+    """Select by std::nth_element on a copy of the keys (float32), one thread."""

@@ -1,0 +1,69 @@
+"""What a user hands over, as NumPy arrays that share its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.errors import GradientError
+
+if TYPE_CHECKING:
+    from mpitopk.layout import Layout
+    from mpitopk.typing import Array
+
+
+def host_array(x: object, what: str) -> Array:
+    """Return a view of anything in host memory that speaks the buffer protocol or DLPack.
+
+    Raises
+    ------
+    GradientError
+        If it is on a GPU, or not an array at all; lists are refused, since they would be copied.
+    """
+    if isinstance(x, np.ndarray):
+        array = x
+    elif hasattr(x, "__cuda_array_interface__"):
+        raise GradientError(
+            f"{what} is on a GPU ({type(x).__name__}) and the runtime on the host: copy it to the host first"
+        )
+    else:
+        array = _viewed(x, what)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _viewed(x: object, what: str) -> Array:
+    try:
+        if hasattr(x, "__array_interface__"):
+            return np.asarray(x)
+        if hasattr(x, "__dlpack__"):
+            return np.from_dlpack(x)
+        return np.asarray(memoryview(x))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise GradientError(
+            f"{what} is a {type(x).__name__} that cannot be viewed as an array in host memory "
+            f"({error}): give a NumPy array, or one that offers DLPack or the buffer protocol"
+        ) from error
+
+
+def flat_gradient(x: object, layout: Layout, *, writable: bool) -> Array:
+    """Return the gradient as a flat array that fits the layout, or say why it does not."""
+    array = host_array(x, "the gradient")
+    problem = None
+    if array.dtype != layout.storage:
+        problem = f"dtype {layout.storage}, got {array.dtype}"
+        if layout.dtype == "bfloat16":
+            problem += " (view the bits of bfloat16 as uint16)"
+    elif array.ndim != 1:
+        problem = f"one dimension, got shape {array.shape}: flatten it with reshape(-1)"
+    elif array.size != layout.size:
+        problem = f"{layout.size} entries, got {array.size}"
+    elif not array.flags.c_contiguous:
+        problem = f"contiguous entries, got a stride of {array.strides[0]} bytes: make a copy"
+    elif not array.flags.aligned or not array.dtype.isnative:
+        problem = "aligned entries in native byte order: make a copy"
+    elif writable and not array.flags.writeable:
+        problem = 'a writable array, since nonfinite="zero" sets entries to zero'
+    if problem:
+        raise GradientError(f"expected a gradient with {problem}")
+    return array

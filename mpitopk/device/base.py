@@ -1,0 +1,114 @@
+"""The operations that every device offers; the schemes are written in these and nothing else.
+
+Arrays are one-dimensional and contiguous. *T* is the accumulator's type: float64 where the gradient
+is float64, else float32. A gradient is float32, float64, float16 or uint16 (the bits of bfloat16).
+
+The order of magnitudes is the order of the bit patterns without the sign: Inf is above every finite
+number, NaN above Inf, and -0 equals +0. Winners are the first k by (magnitude descending, index
+ascending). Every operation gives the same bits on every device and for any number of threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpitopk.plan import Plan
+    from mpitopk.typing import Array
+    from mpitopk.wire import Message, Messages
+
+
+class Device(ABC):
+    """Where the gradient lives."""
+
+    name: str
+
+    @property
+    def fallbacks(self) -> int:
+        """How many selections could not use their window and took the slow path."""
+        return 0
+
+    @abstractmethod
+    def empty(self, size: int, dtype: str) -> Array:
+        """Return an uninitialised buffer."""
+
+    @abstractmethod
+    def zeros(self, size: int, dtype: str) -> Array:
+        """Return a buffer of zeros."""
+
+    @abstractmethod
+    def finite(self, x: Array) -> bool:
+        """Return whether every entry is finite."""
+
+    @abstractmethod
+    def zero_nonfinite(self, x: Array) -> int:
+        """Set the entries that are NaN or Inf to zero, in place; return how many there were."""
+
+    @abstractmethod
+    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
+        """Write residual + gradient (or the gradient, converted) to `out`: T[n].
+
+        Returns whether every entry written is finite.
+        """
+
+    @abstractmethod
+    def accumulate_select(
+        self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
+    ) -> bool:
+        """Write residual + gradient to `out`, move the winners from there to `values`.
+
+        `indices`: uint32[plan.total] and `values`: T[plan.total] receive the winners, ascending by
+        index; `out`: T[n] is zero at the winners. Dense pieces are accumulated and left in `out`.
+
+        Returns whether every accumulated entry is finite. If not, `out`, `indices` and `values` are
+        unspecified.
+        """
+
+    @abstractmethod
+    def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
+        """Copy the winners of `x`: T[n] to `indices` and `values`, as above, and leave `x` alone."""
+
+    @abstractmethod
+    def random_indices(self, plan: Plan, key: int, out: Array) -> None:
+        """Draw `plan.counts[g]` distinct indices from each group; write them ascending to `out`.
+
+        A keyed permutation of the group's positions (a balanced Feistel network with cycle walking)
+        is applied to 0, 1, ... counts[g] - 1, so that equal keys give equal indices on all ranks,
+        devices and versions, and no memory of the size of the group is needed.
+        """
+
+    @abstractmethod
+    def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
+        """Copy `x[indices]` to `values`, converted; with `clear`, set `x` to zero there."""
+
+    @abstractmethod
+    def pack(self, x: Array, plan: Plan, indices: Array, values: Array, message: Message) -> None:
+        """Write the selected entries and the dense pieces of `x`: T[n] to the message.
+
+        `x` is zero at the indices: their values have been moved out. Values are rounded to the
+        message's type (to nearest, clamped to its finite range), and `x` is left with what the message
+        does not carry: the rounding error, at the indices and in the dense pieces; zero where nothing
+        is rounded. `values` is scratch afterwards.
+        """
+
+    @abstractmethod
+    def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:
+        """Write the sum of the messages, added in rank order from 0, over `divisor` to `out`: T[n].
+
+        `dense`: rows (start, stop). Entries that no message holds are zero. Returns how many
+        entries some message holds. Raises `ExchangeError` if an index is out of order or range.
+        """
+
+    @abstractmethod
+    def merge_sparse(
+        self, messages: Messages, dense: Array, divisor: int, size: int, dtype: str
+    ) -> tuple[Array, Array]:
+        """Return the entries that `merge` would have written: ascending uint32[m] and T[m].
+
+        The arrays belong to the device and are valid until its next merge.
+        """
+
+    @abstractmethod
+    def divide(self, x: Array, divisor: int) -> bool:
+        """Divide by `divisor` in place; return whether every entry is finite."""

@@ -1,0 +1,114 @@
+"""The host with the compiled kernels (native/*.cpp)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import mpitopk.device._native as _native
+from mpitopk.device.base import Device
+
+if TYPE_CHECKING:
+    from mpitopk.plan import Plan
+    from mpitopk.typing import Array
+    from mpitopk.wire import Message, Messages
+
+ALIGNMENT = 64
+
+
+class HostDevice(Device):
+    """The host, in C++.
+
+    Parameters
+    ----------
+    threads : int
+        How many threads work on one operation.
+    isa : {"scalar", "avx2"}, optional
+        Instructions to use; by default the best that this processor has.
+    """
+
+    name = "host"
+
+    def __init__(self, threads: int = 1, isa: str | None = None) -> None:
+        self.engine = _native.Engine(threads, isa or _native.isas()[-1])
+        self._merged = np.empty(0, np.uint32), np.empty(0, np.float32)
+
+    @property
+    def fallbacks(self) -> int:
+        return self.engine.fallbacks
+
+    def empty(self, size: int, dtype: str) -> Array:
+        nbytes = size * np.dtype(dtype).itemsize
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes].view(dtype)
+
+    def zeros(self, size: int, dtype: str) -> Array:
+        x = self.empty(size, dtype)
+        x.fill(0)
+        return x
+
+    def finite(self, x: Array) -> bool:
+        return self.engine.finite(x)
+
+    def zero_nonfinite(self, x: Array) -> int:
+        return self.engine.zero_nonfinite(x)
+
+    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
+        return self.engine.accumulate(gradient, residual, out)
+
+    def accumulate_select(
+        self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
+    ) -> bool:
+        return self.engine.accumulate_select(
+            gradient, residual, out, plan.pieces, plan.counts, indices, values
+        )
+
+    def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
+        return self.engine.select(x, plan.pieces, plan.counts, indices, values)
+
+    def random_indices(self, plan: Plan, key: int, out: Array) -> None:
+        self.engine.random_indices(plan.pieces, plan.counts, key, out)
+
+    def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
+        self.engine.take(x, indices, values, clear)
+
+    def pack(self, x: Array, plan: Plan, indices: Array, values: Array, message: Message) -> None:
+        self.engine.pack(x, plan.dense, indices, values, message.indices, message.values)
+
+    def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:
+        held = self.engine.merge(
+            messages.buffer,
+            np.array(messages.starts),
+            messages.counts,
+            messages.itemsize,
+            dense,
+            divisor,
+            out,
+        )
+        return messages.intact(held, out.size)
+
+    def merge_sparse(
+        self, messages: Messages, dense: Array, divisor: int, size: int, dtype: str
+    ) -> tuple[Array, Array]:
+        room = min(size, int(messages.counts.sum()) + int((dense[:, 1] - dense[:, 0]).sum()))
+        if self._merged[0].size < room or self._merged[1].dtype != dtype:
+            self._merged = self.empty(room, "uint32"), self.empty(room, dtype)
+        indices, values = self._merged
+        held = self.engine.merge_sparse(
+            messages.buffer,
+            np.array(messages.starts),
+            messages.counts,
+            messages.itemsize,
+            dense,
+            divisor,
+            size,
+            indices,
+            values,
+        )
+        held = messages.intact(held, size)
+        return indices[:held], values[:held]
+
+    def divide(self, x: Array, divisor: int) -> bool:
+        return self.engine.divide(x, divisor)

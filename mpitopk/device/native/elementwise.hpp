@@ -1,0 +1,78 @@
+// Operations on every entry by itself.
+#pragma once
+
+#include <atomic>
+
+#include "pool.hpp"
+#include "scan.hpp"
+
+namespace mpitopk {
+
+struct CheckFinite {
+  template <Isa, class G>
+  MPITOPK_INLINE static bool run(const G* x, size_t size) {
+    Bits<G> most = 0;
+    for (size_t i = 0; i < size; ++i) most = std::max(most, key_of(x[i]));
+    return most < Format<G>::infinity;
+  }
+};
+
+struct ZeroNonfinite {
+  template <Isa, class G>
+  MPITOPK_INLINE static size_t run(G* x, size_t size) {
+    size_t bad = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const bool finite = key_of(x[i]) < Format<G>::infinity;
+      bad += !finite;
+      x[i] = finite ? x[i] : G{};
+    }
+    return bad;
+  }
+};
+
+struct Accumulate {
+  template <Isa, class T, class G>
+  MPITOPK_INLINE static bool run(const G* gradient, const T* residual, T* out, size_t size) {
+    Bits<T> most = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const T value = widen<T>(gradient[i]);
+      out[i] = residual == nullptr ? value : residual[i] + value;
+      most = std::max(most, key_of(out[i]));
+    }
+    return most < Format<T>::infinity;
+  }
+};
+
+struct Divide {
+  template <Isa, class T>
+  MPITOPK_INLINE static bool run(T* x, size_t size, T divisor) {
+    Bits<T> most = 0;
+    for (size_t i = 0; i < size; ++i) {
+      x[i] /= divisor;
+      most = std::max(most, key_of(x[i]));
+    }
+    return most < Format<T>::infinity;
+  }
+};
+
+// Call f(first, size) for the parts of [0, size) of all threads.
+template <class F>
+void for_parts(Pool& pool, size_t size, F&& f) {
+  const int use = pool.useful(size);
+  pool.run(use, [&](int t) {
+    const auto [first, last] = share(size, t, use, block);
+    f(first, last - first);
+  });
+}
+
+// Whether f(first, size) is true of all parts.
+template <class F>
+bool all_parts(Pool& pool, size_t size, F&& f) {
+  std::atomic<bool> all{true};
+  for_parts(pool, size, [&](size_t first, size_t part) {
+    if (!f(first, part)) all.store(false, std::memory_order_relaxed);
+  });
+  return all.load();
+}
+
+}  // namespace mpitopk

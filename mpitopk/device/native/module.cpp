@@ -1,0 +1,419 @@
+// The Python side: check dtypes and lengths, release the GIL, pick the instantiation.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "baselines.hpp"
+#include "merge.hpp"
+#include "random.hpp"
+#include "select.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace mpitopk;
+
+template <class T>
+constexpr char code = 0;
+template <>
+constexpr char code<float> = 'f';
+template <>
+constexpr char code<double> = 'd';
+template <>
+constexpr char code<Half> = 'e';
+template <>
+constexpr char code<Bfloat> = 'H';
+
+template <class T>
+struct View {
+  T* data;
+  size_t size;
+};
+
+[[noreturn]] void wrong_type(const char* name, const py::array& x) {
+  throw py::type_error(std::string(name) + ": dtype " + std::string(py::str(x.dtype())) + " will not do");
+}
+
+void require(bool right, const char* problem) {
+  if (!right) throw py::value_error(problem);
+}
+
+template <class T>
+View<T> view_of(const char* name, const py::array& x) {
+  require(x.ndim() == 1 && (x.flags() & py::array::c_style) != 0, "arrays must be flat and contiguous");
+  if constexpr (std::is_const_v<T>) {
+    return {static_cast<T*>(x.data()), static_cast<size_t>(x.size())};
+  } else {
+    if (!x.writeable()) throw py::value_error(std::string(name) + " is read-only");
+    return {static_cast<T*>(const_cast<void*>(x.data())), static_cast<size_t>(x.size())};
+  }
+}
+
+template <class T>
+bool is(const py::array& x) {
+  const py::dtype type = x.dtype();
+  return type.char_() == code<std::remove_const_t<T>> && type.byteorder() != '>';
+}
+
+// The array as T's, or a TypeError.
+template <class T>
+View<T> as(const char* name, const py::array& x) {
+  using Plain = std::remove_const_t<T>;
+  bool right = false;
+  if constexpr (code<Plain> != 0) {
+    right = is<T>(x);
+  } else {
+    right = x.dtype().is(py::dtype::of<Plain>()) ||
+            (x.dtype().kind() == py::dtype::of<Plain>().kind() && x.itemsize() == sizeof(Plain));
+  }
+  if (!right) wrong_type(name, x);
+  return view_of<T>(name, x);
+}
+
+// Call f with the array as one of the types.
+template <class... Types, class F>
+auto visit(const char* name, const py::array& x, F&& f) {
+  using Result = std::common_type_t<decltype(f(std::declval<View<Types>>()))...>;
+  std::optional<Result> result;
+  const bool known = ((is<Types>(x) && (result = f(view_of<Types>(name, x)), true)) || ...);
+  if (!known) wrong_type(name, x);
+  return *result;
+}
+
+struct Plan {
+  View<const std::int64_t> pieces, counts;
+
+  Plan(const py::array& rows, const py::array& wanted)
+      : pieces{static_cast<const std::int64_t*>(rows.data()), static_cast<size_t>(rows.size()) / 3},
+        counts(as<const std::int64_t>("counts", wanted)) {
+    const bool right = rows.ndim() == 2 && rows.shape(1) == 3 && rows.itemsize() == 8 &&
+                       (rows.flags() & py::array::c_style) != 0;
+    require(right, "pieces must be contiguous rows of (start, stop, group), int64");
+  }
+};
+
+std::vector<Dense> dense_of(const py::array& rows, size_t size) {
+  const bool right = rows.ndim() == 2 && rows.shape(1) == 2 && rows.itemsize() == 8 &&
+                     (rows.flags() & py::array::c_style) != 0;
+  require(right, "dense must be contiguous rows of (start, stop), int64");
+  const auto* first = static_cast<const Dense*>(rows.data());
+  std::vector<Dense> dense(first, first + rows.shape(0));
+  for (const Dense& piece : dense) {
+    const bool inside = piece.start >= 0 && piece.start <= piece.stop;
+    require(inside && static_cast<size_t>(piece.stop) <= size, "dense pieces must lie in the buffer");
+  }
+  return dense;
+}
+
+size_t total_of(const std::vector<Dense>& dense) {
+  size_t total = 0;
+  for (const Dense& piece : dense) total += static_cast<size_t>(piece.stop - piece.start);
+  return total;
+}
+
+class Engine {
+ public:
+  Engine(int threads, const std::string& isa)
+      : pool_(threads > 0 ? threads : throw py::value_error("threads: at least one")),
+        isa_(parse(isa)),
+        floats_(pool_, isa_),
+        doubles_(pool_, isa_) {}
+
+  int threads() const { return pool_.threads(); }
+  std::string isa() const { return isa_ == Isa::avx2 ? "avx2" : "scalar"; }
+  size_t fallbacks() const { return floats_.fallbacks() + doubles_.fallbacks(); }
+  size_t candidates() const { return candidates_; }
+
+  bool finite(const py::array& x) {
+    return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
+      const py::gil_scoped_release unlocked;
+      return all_parts(pool_, v.size, [&](size_t i, size_t n) { return run_on<CheckFinite>(isa_, v.data + i, n); });
+    });
+  }
+
+  size_t zero_nonfinite(const py::array& x) {
+    return visit<float, double, Half, Bfloat>("x", x, [&](auto v) {
+      const py::gil_scoped_release unlocked;
+      std::atomic<size_t> bad{0};
+      for_parts(pool_, v.size, [&](size_t i, size_t n) { bad += run_on<ZeroNonfinite>(isa_, v.data + i, n); });
+      return bad.load();
+    });
+  }
+
+  bool accumulate(const py::array& gradient, const std::optional<py::array>& residual, const py::array& out) {
+    return with_gradient(gradient, out, [&](auto g, auto o) {
+      using T = std::remove_pointer_t<decltype(o.data)>;
+      const T* r = nullptr;
+      if (residual) {
+        const auto view = as<const T>("residual", *residual);
+        require(view.size == o.size, "residual and out must be of one length");
+        r = view.data;
+      }
+      const py::gil_scoped_release unlocked;
+      return all_parts(pool_, o.size, [&](size_t i, size_t n) {
+        const T* from = r == nullptr ? nullptr : r + i;
+        return run_on<Accumulate>(isa_, g.data + i, from, o.data + i, n);
+      });
+    });
+  }
+
+  bool accumulate_select(const py::array& gradient, const py::array& residual, const py::array& out,
+                         const py::array& pieces, const py::array& counts, const py::array& indices,
+                         const py::array& values) {
+    return with_gradient(gradient, out, [&](auto g, auto o) {
+      using T = std::remove_pointer_t<decltype(o.data)>;
+      using G = std::remove_const_t<std::remove_pointer_t<decltype(g.data)>>;
+      const auto r = as<const T>("residual", residual);
+      require(r.size == o.size && r.data != o.data, "residual and out must be two buffers of one length");
+      const bool streams = o.size * sizeof(T) > streaming_bytes;
+      return select_from<T>(Fused<T, G>{g.data, r.data, o.data, streams}, o.size, o.data, pieces, counts, indices,
+                            values);
+    });
+  }
+
+  bool select(const py::array& x, const py::array& pieces, const py::array& counts, const py::array& indices,
+              const py::array& values) {
+    return visit<const float, const double>("x", x, [&](auto v) {
+      using T = std::remove_const_t<std::remove_pointer_t<decltype(v.data)>>;
+      return select_from<T>(mpitopk::Plain<T>{v.data}, v.size, static_cast<T*>(nullptr), pieces, counts, indices,
+                            values);
+    });
+  }
+
+  void random_indices(const py::array& pieces, const py::array& counts, std::uint64_t key, const py::array& out) {
+    const Plan plan(pieces, counts);
+    const size_t rows = plan.pieces.size;
+    const size_t size = rows == 0 ? 0 : static_cast<size_t>(plan.pieces.data[3 * rows - 2]);
+    const auto to = as<Index>("out", out);
+    cut_.update(size, plan.pieces.data, rows, plan.counts.data, plan.counts.size, pool_);
+    require(to.size == cut_.total, "out must have room for the sum of counts");
+    const py::gil_scoped_release unlocked;
+    random_.run(pool_, isa_, cut_, key, to.data);
+  }
+
+  void take(const py::array& x, const py::array& indices, const py::array& values, bool clear) {
+    const auto at = as<const Index>("indices", indices);
+    visit<float, double>("values", values, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      require(at.size == to.size, "indices and values must be of one length");
+      return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto from) {
+        using G = std::remove_const_t<std::remove_pointer_t<decltype(from.data)>>;
+        G* zeros = clear ? view_of<G>("x", x).data : nullptr;
+        const py::gil_scoped_release unlocked;
+        return all_parts(pool_, at.size, [&](size_t first, size_t part) {
+          for (size_t i = first; i < first + part; ++i) {
+            const Index j = at.data[i];
+            if (j >= from.size) return false;
+            to.data[i] = widen<T>(from.data[j]);
+            if (zeros != nullptr) zeros[j] = G{};
+          }
+          return true;
+        });
+      });
+    }) ? void() : throw py::value_error("indices must lie in the buffer");
+  }
+
+  void pack(const py::array& x, const py::array& dense, const py::array& indices, const py::array& values,
+            const py::array& out_indices, const py::array& out_values) {
+    const auto at = as<const Index>("indices", indices);
+    const auto where = as<Index>("out_indices", out_indices);
+    visit<float, double>("x", x, [&](auto from) {
+      using T = std::remove_pointer_t<decltype(from.data)>;
+      const auto what = as<T>("values", values);
+      const std::vector<Dense> pieces = dense_of(dense, from.size);
+      require(at.size == what.size, "indices and values must be of one length");
+      require(where.size == at.size || where.size == 0, "out_indices must be as long as indices, or empty");
+      return visit<float, double, Half>("out_values", out_values, [&](auto to) {
+        require(to.size == at.size + total_of(pieces), "out_values must have room for all values");
+        const py::gil_scoped_release unlocked;
+        mpitopk::pack(pool_, isa_, from.data, pieces, at.data, what.data, at.size,
+                      where.size == 0 ? nullptr : where.data, to.data);
+        return true;
+      });
+    });
+  }
+
+  std::ptrdiff_t merge(const py::array& buffer, const py::array& starts, const py::array& counts, int itemsize,
+                       const py::array& dense, double divisor, const py::array& out) {
+    return visit<float, double>("out", out, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      return merged<T>(buffer, starts, counts, itemsize, dense, divisor, to.size,
+                       [&](const auto& merge) { return merge.to_dense(to.data); });
+    });
+  }
+
+  std::ptrdiff_t merge_sparse(const py::array& buffer, const py::array& starts, const py::array& counts,
+                              int itemsize, const py::array& dense, double divisor, size_t size,
+                              const py::array& out_indices, const py::array& out_values) {
+    const auto where = as<Index>("out_indices", out_indices);
+    return visit<float, double>("out_values", out_values, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      return merged<T>(buffer, starts, counts, itemsize, dense, divisor, size, [&](const auto& merge) {
+        require(std::min(where.size, to.size) >= merge.room(), "out_indices and out_values are too short");
+        return merge.to_sparse(where.data, to.data);
+      });
+    });
+  }
+
+  bool divide(const py::array& x, double divisor) {
+    return visit<float, double>("x", x, [&](auto v) {
+      using T = std::remove_pointer_t<decltype(v.data)>;
+      const py::gil_scoped_release unlocked;
+      return all_parts(pool_, v.size, [&](size_t i, size_t n) {
+        return run_on<Divide>(isa_, v.data + i, n, static_cast<T>(divisor));
+      });
+    });
+  }
+
+  float read_floor(const py::array& x) {
+    const auto v = as<const float>("x", x);
+    const py::gil_scoped_release unlocked;
+    std::atomic<std::uint32_t> most{0};
+    for_parts(pool_, v.size, [&](size_t i, size_t n) {
+      const std::uint32_t mine = run_on<ReadFloor>(isa_, v.data + i, n);
+      for (std::uint32_t seen = most; mine > seen && !most.compare_exchange_weak(seen, mine);) {
+      }
+    });
+    return std::bit_cast<float>(most.load());
+  }
+
+  void add_floor(const py::array& gradient, const py::array& residual) {
+    const auto g = as<const float>("gradient", gradient);
+    const auto r = as<float>("residual", residual);
+    require(g.size == r.size, "gradient and residual must be of one length");
+    const py::gil_scoped_release unlocked;
+    for_parts(pool_, g.size, [&](size_t i, size_t n) { run_on<AddFloor>(isa_, g.data + i, r.data + i, n); });
+  }
+
+ private:
+  static constexpr size_t streaming_bytes = size_t{4} << 20;
+
+  static Isa parse(const std::string& name) {
+    for (const std::string& known : isas()) {
+      if (name == known) return name == "avx2" ? Isa::avx2 : Isa::scalar;
+    }
+    throw py::value_error("isa: " + name + " is unknown or cannot run here");
+  }
+
+  template <class T>
+  Selector<T>& selector() {
+    if constexpr (std::is_same_v<T, float>) {
+      return floats_;
+    } else {
+      return doubles_;
+    }
+  }
+
+  // Call f with the gradient and the accumulator that goes with it.
+  template <class F>
+  bool with_gradient(const py::array& gradient, const py::array& out, F&& f) {
+    return visit<const float, const double, const Half, const Bfloat>("gradient", gradient, [&](auto g) {
+      using T = Accumulator<std::remove_const_t<std::remove_pointer_t<decltype(g.data)>>>;
+      const auto o = as<T>("out", out);
+      require(g.size == o.size, "gradient and out must be of one length");
+      return f(g, o);
+    });
+  }
+
+  template <class T, class Source>
+  bool select_from(const Source& source, size_t size, T* clear, const py::array& pieces, const py::array& counts,
+                   const py::array& indices, const py::array& values) {
+    const Plan plan(pieces, counts);
+    const auto where = as<Index>("indices", indices);
+    const auto what = as<T>("values", values);
+    Selector<T>& selector = this->selector<T>();
+    selector.prepare(size, plan.pieces.data, plan.pieces.size, plan.counts.data, plan.counts.size);
+    require(where.size == selector.total() && what.size == selector.total(),
+            "indices and values must have room for the sum of counts");
+    const py::gil_scoped_release unlocked;
+    const bool finite = selector.run(source, clear, where.data, what.data);
+    candidates_ = selector.candidates();
+    return finite;
+  }
+
+  template <class T, class F>
+  std::ptrdiff_t merged(const py::array& buffer, const py::array& starts, const py::array& counts, int itemsize,
+                        const py::array& dense, double divisor, size_t size, F&& f) {
+    switch (itemsize) {
+      case 2:
+        return merged_of<T, Half>(buffer, starts, counts, dense, divisor, size, f);
+      case 4:
+        return merged_of<T, float>(buffer, starts, counts, dense, divisor, size, f);
+      case 8:
+        return merged_of<T, double>(buffer, starts, counts, dense, divisor, size, f);
+      default:
+        throw py::value_error("itemsize: 2, 4 or 8");
+    }
+  }
+
+  template <class T, class W, class F>
+  std::ptrdiff_t merged_of(const py::array& buffer, const py::array& starts, const py::array& counts,
+                           const py::array& dense, double divisor, size_t size, F& f) {
+    const auto bytes = as<const std::uint8_t>("buffer", buffer);
+    const auto at = as<const std::int64_t>("starts", starts);
+    const auto k = as<const std::int64_t>("counts", counts);
+    const std::vector<Dense> pieces = dense_of(dense, size);
+    require(at.size == k.size, "starts and counts must be of one length");
+    std::vector<Incoming<W>> messages;
+    for (size_t p = 0; p < at.size; ++p) {
+      const auto start = static_cast<size_t>(at.data[p]);
+      const auto count = static_cast<size_t>(k.data[p]);
+      require(at.data[p] >= 0 && k.data[p] >= 0 && start + header_bytes <= bytes.size && count <= bytes.size / 4,
+              "a message lies outside of the buffer");
+      messages.emplace_back(bytes.data + start, count);
+      const auto* end = reinterpret_cast<const std::uint8_t*>(messages.back().values + count + total_of(pieces));
+      require(end <= bytes.data + bytes.size, "a message lies outside of the buffer");
+    }
+    const py::gil_scoped_release unlocked;
+    const Merge<T, W> merge(pool_, isa_, messages, pieces, static_cast<T>(divisor), size);
+    const std::ptrdiff_t bad = merge.corrupt();
+    return bad >= 0 ? -1 - bad : static_cast<std::ptrdiff_t>(f(merge));
+  }
+
+  Pool pool_;
+  const Isa isa_;
+  Selector<float> floats_;
+  Selector<double> doubles_;
+  Cut cut_;
+  RandomIndices random_;
+  size_t candidates_ = 0;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.def("isas", &isas);
+  py::class_<Engine>(m, "Engine")
+      .def(py::init<int, const std::string&>(), py::arg("threads"), py::arg("isa"))
+      .def_property_readonly("threads", &Engine::threads)
+      .def_property_readonly("isa", &Engine::isa)
+      .def_property_readonly("fallbacks", &Engine::fallbacks)
+      .def_property_readonly("candidates", &Engine::candidates)
+      .def("finite", &Engine::finite)
+      .def("zero_nonfinite", &Engine::zero_nonfinite)
+      .def("accumulate", &Engine::accumulate)
+      .def("accumulate_select", &Engine::accumulate_select)
+      .def("select", &Engine::select)
+      .def("random_indices", &Engine::random_indices)
+      .def("take", &Engine::take)
+      .def("pack", &Engine::pack)
+      .def("merge", &Engine::merge)
+      .def("merge_sparse", &Engine::merge_sparse)
+      .def("divide", &Engine::divide);
+  m.def("read_floor", &Engine::read_floor);
+  m.def("add_floor", &Engine::add_floor);
+  m.def("nth_element_topk", [](const py::array& x, const py::array& indices, const py::array& values) {
+    const auto from = as<const float>("x", x);
+    const auto where = as<Index>("indices", indices);
+    const auto what = as<float>("values", values);
+    require(where.size == what.size && where.size < from.size, "indices and values: as long, and shorter than x");
+    const py::gil_scoped_release unlocked;
+    nth_element_topk(from.data, from.size, where.size, where.data, what.data);
+  });
+}

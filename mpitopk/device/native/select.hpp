@@ -1,0 +1,213 @@
+// Exact selection: guess where the k-th magnitude lies, scan once, refine among the few candidates, and
+// where the guess was wrong scan those groups again without one.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "pool.hpp"
+#include "scan.hpp"
+#include "thresholds.hpp"
+
+namespace mpitopk {
+
+template <class T>
+class Selector {
+ public:
+  Selector(Pool& pool, Isa isa) : pool_(pool), isa_(isa) {}
+
+  size_t fallbacks() const { return fallbacks_; }
+  size_t candidates() const { return candidates_; }
+
+  // The plan of the next call of `run`.
+  void prepare(size_t n, const std::int64_t* pieces, size_t n_pieces, const std::int64_t* counts,
+               size_t n_groups) {
+    if (!cut_.update(n, pieces, n_pieces, counts, n_groups, pool_)) return;
+    found_.resize(static_cast<size_t>(cut_.threads));
+    limits_.resize(n_groups);
+    histories_.assign(n_groups, {});
+    stretches_.resize(cut_.sparse.size());
+    kth_.resize(n_groups);
+    missed_.resize(n_groups);
+  }
+
+  size_t total() const { return cut_.total; }
+
+  // Writes the winners to `indices` and `values`, and zeros to `clear` in their place unless it is null.
+  // Returns whether everything is finite; if not, all that was written is unspecified.
+  template <class Source>
+  bool run(const Source& source, T* clear, Index* indices, T* values) {
+    choose_limits(source);
+    std::fill(missed_.begin(), missed_.end(), 1);
+    for (Found<T>& found : found_) {
+      found.count = 0;
+      found.finite = true;
+    }
+    if (!scan(source, true)) return false;
+    refine();
+    if (std::find(missed_.begin(), missed_.end(), 1) != missed_.end()) {
+      if (clear != nullptr) undo(clear);
+      for (size_t g = 0; g < cut_.groups.size(); ++g) {
+        if (!missed_[g]) continue;
+        limits_[g] = {};
+        ++fallbacks_;
+      }
+      if (clear != nullptr) {
+        scan(Plain<T>{clear}, false);
+      } else {
+        scan(source, false);
+      }
+      refine();
+    }
+    emit(clear, indices, values);
+    for (size_t g = 0; g < cut_.groups.size(); ++g) histories_[g].learn(kth_[g]);
+    candidates_ = 0;
+    for (const Found<T>& found : found_) candidates_ += found.count;
+    return true;
+  }
+
+ private:
+  template <class Source>
+  void choose_limits(const Source& source) {
+    pool_.each(pool_.useful(cut_.size), cut_.groups.size(), [&](int t, size_t g) {
+      if (histories_[g].guess(limits_[g])) return;
+      limits_[g] = sampled<T>(source, cut_, cut_.groups[g], found_[static_cast<size_t>(t)].scratch);
+    });
+  }
+
+  // Scan the groups that are still missed, and with `all` the dense pieces too.
+  template <class Source>
+  bool scan(const Source& source, bool all) {
+    pool_.run(cut_.threads, [&](int t) {
+      const auto at = static_cast<size_t>(t);
+      Found<T>& found = found_[at];
+      for (size_t s = cut_.first_of_thread[at]; s < cut_.first_of_thread[at + 1]; ++s) {
+        Span& span = cut_.spans[s];
+        if (span.group < 0) {
+          Limits<T> none{Format<T>::infinity, Format<T>::none};
+          if (all) run_on<Scan>(isa_, source, span, none, size_t{0}, found);
+        } else {
+          const auto g = static_cast<size_t>(span.group);
+          if (missed_[g]) run_on<Scan>(isa_, source, span, limits_[g], cut_.groups[g].count, found);
+        }
+      }
+#if MPITOPK_HAVE_AVX2
+      _mm_sfence();
+#endif
+    });
+    return std::all_of(found_.begin(), found_.end(), [](const Found<T>& found) { return found.finite; });
+  }
+
+  // Find the k-th magnitude of each group that is missed, and how the spans share in the winners.
+  void refine() {
+    pool_.each(cut_.threads, cut_.groups.size(), [&](int t, size_t g) {
+      if (missed_[g]) refine(g, found_[static_cast<size_t>(t)].scratch);
+    });
+  }
+
+  struct Stretches {
+    const Stretch<T>* first;
+    const Stretch<T>* last;
+    const Stretch<T>* begin() const { return first; }
+    const Stretch<T>* end() const { return last; }
+  };
+
+  void refine(size_t g, KthScratch<T>& scratch) {
+    const Group& group = cut_.groups[g];
+    size_t there = 0;
+    for (size_t s = group.first_span; s < group.last_span; ++s) {
+      const Span& span = cut_.spans[cut_.sparse[s]];
+      stretches_[s] = {values_of(span) + span.begin, span.end - span.begin};
+      there += stretches_[s].size;
+    }
+    if (there < group.count) return;
+    missed_[g] = 0;
+    const Stretch<T>* all = stretches_.data();
+    const Bits<T> kth =
+        kth_largest(Stretches{all + group.first_span, all + group.last_span}, group.count, scratch);
+    kth_[g] = kth;
+    size_t ties = group.count;
+    for (size_t s = group.first_span; s < group.last_span; ++s) {
+      Span& span = cut_.spans[cut_.sparse[s]];
+      span.greater = span.equal = 0;
+      for (size_t i = 0; i < stretches_[s].size; ++i) {
+        const Bits<T> key = key_of(stretches_[s].data[i]);
+        span.greater += key > kth;
+        span.equal += key == kth;
+      }
+      ties -= span.greater;
+    }
+    size_t offset = group.offset;
+    for (size_t s = group.first_span; s < group.last_span; ++s) {
+      Span& span = cut_.spans[cut_.sparse[s]];
+      span.offset = offset;
+      span.ties = std::min(ties, span.equal);
+      ties -= span.ties;
+      offset += span.greater + span.ties;
+    }
+  }
+
+  // Put back what was set to zero too early, in the groups that are missed.
+  void undo(T* x) {
+    for_spans([&](const Span& span, size_t g) {
+      if (!missed_[g]) return;
+      const Found<T>& found = found_[static_cast<size_t>(span.thread)];
+      for (size_t i = span.begin; i < span.end; ++i) {
+        const T value = found.values.data()[i];
+        if (key_of(value) >= limits_[g].sure) x[found.indices.data()[i]] = value;
+      }
+    });
+  }
+
+  void emit(T* clear, Index* indices, T* values) {
+    for_spans([&](const Span& span, size_t g) {
+      const Found<T>& found = found_[static_cast<size_t>(span.thread)];
+      const Index* where = found.indices.data();
+      const T* what = found.values.data();
+      const Bits<T> kth = kth_[g];
+      const Bits<T> sure = limits_[g].sure;
+      size_t ties = span.ties;
+      size_t to = span.offset;
+      for (size_t i = span.begin; i < span.end; ++i) {
+        const Bits<T> key = key_of(what[i]);
+        const bool wins = key > kth || (key == kth && ties > 0);
+        if (wins) {
+          ties -= key == kth;
+          indices[to] = where[i];
+          values[to++] = what[i];
+        }
+        // A winner that is still there, or a loser that is not.
+        if (clear != nullptr && wins != (key >= sure)) clear[where[i]] = wins ? T{0} : what[i];
+      }
+    });
+  }
+
+  template <class F>
+  void for_spans(F&& f) {
+    pool_.run(cut_.threads, [&](int t) {
+      const auto at = static_cast<size_t>(t);
+      for (size_t s = cut_.first_of_thread[at]; s < cut_.first_of_thread[at + 1]; ++s) {
+        const Span& span = cut_.spans[s];
+        if (span.group >= 0) f(span, static_cast<size_t>(span.group));
+      }
+    });
+  }
+
+  const T* values_of(const Span& span) const {
+    return found_[static_cast<size_t>(span.thread)].values.data();
+  }
+
+  Pool& pool_;
+  const Isa isa_;
+  Cut cut_;
+  std::vector<Found<T>> found_;
+  std::vector<Limits<T>> limits_;
+  std::vector<History<T>> histories_;
+  std::vector<Stretch<T>> stretches_;
+  std::vector<Bits<T>> kth_;
+  std::vector<char> missed_;
+  size_t fallbacks_ = 0;
+  size_t candidates_ = 0;
+};
+
+}  // namespace mpitopk

@@ -1,0 +1,189 @@
+"""Every operation in plain NumPy: the oracle of the other devices, and the host without a compiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.device.base import Device
+from mpitopk.wire import corrupt
+
+if TYPE_CHECKING:
+    from mpitopk.plan import Plan
+    from mpitopk.typing import Array
+    from mpitopk.wire import Message, Messages
+
+_UINT = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+FEISTEL_ROUNDS = 6
+
+
+def widen(gradient: Array, dtype: str) -> Array:
+    """Return the gradient in the accumulator's type; uint16 holds the bits of bfloat16."""
+    if gradient.dtype == np.uint16:
+        bits: Array = gradient.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+    return gradient.astype(dtype, copy=False)
+
+
+def keys(x: Array) -> Array:
+    """Return the bit patterns without the sign: unsigned integers in the order of magnitudes."""
+    bits: Array = x.view(_UINT[x.itemsize])
+    key: Array = bits & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    return key
+
+
+def topk(x: Array, k: int) -> Array:
+    """Return the indices of the k winners, ascending."""
+    key = keys(x)
+    kth = np.partition(key, x.size - k)[x.size - k]
+    above = np.flatnonzero(key > kth)
+    ties = np.flatnonzero(key == kth)[: k - above.size]
+    return np.sort(np.concatenate([above, ties]))
+
+
+def positions(plan: Plan, group: int) -> Array:
+    """Return the flat indices of a group, ascending."""
+    rows = plan.pieces[plan.pieces[:, 2] == group]
+    return np.concatenate([np.arange(start, stop) for start, stop, _ in rows])
+
+
+def splitmix64(z: int) -> int:
+    """Return 64 well-mixed bits (Steele, Lea & Flood 2014)."""
+    mask = (1 << 64) - 1
+    z = (z + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+    return z ^ z >> 31
+
+
+def permuted(count: int, size: int, key: int) -> Array:
+    """Return where a keyed permutation of `range(size)` takes 0, 1, ... count - 1 (unordered)."""
+    half = (max(8, (size - 1).bit_length()) + 1) // 2
+    mask = np.uint32((1 << half) - 1)
+    round_keys = [np.uint32(splitmix64(splitmix64(key) + r) & 0xFFFFFFFF) for r in range(FEISTEL_ROUNDS)]
+    x = np.arange(count, dtype=np.uint64)
+    walking = np.arange(count)
+    while walking.size:
+        left = (x[walking] >> np.uint64(half)).astype(np.uint32)
+        right = x[walking].astype(np.uint32) & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix32(right ^ round_key) & mask)
+        x[walking] = left.astype(np.uint64) << np.uint64(half) | right
+        walking = walking[x[walking] >= size]
+    return x
+
+
+def _mix32(v: Array) -> Array:
+    v = (v ^ v >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    v = (v ^ v >> np.uint32(15)) * np.uint32(0x846CA68B)
+    mixed: Array = v ^ v >> np.uint32(16)
+    return mixed
+
+
+class ReferenceDevice(Device):
+    """The host, in NumPy."""
+
+    name = "numpy"
+
+    def empty(self, size: int, dtype: str) -> Array:
+        return np.empty(size, dtype)
+
+    def zeros(self, size: int, dtype: str) -> Array:
+        return np.zeros(size, dtype)
+
+    def finite(self, x: Array) -> bool:
+        return bool(np.isfinite(widen(x, str(x.dtype))).all())
+
+    def zero_nonfinite(self, x: Array) -> int:
+        bad = ~np.isfinite(widen(x, str(x.dtype)))
+        x[bad] = 0
+        return int(bad.sum())
+
+    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
+        wide = widen(gradient, str(out.dtype))
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(out, wide) if residual is None else np.add(residual, wide, out=out)
+        return bool(np.isfinite(out).all())
+
+    def accumulate_select(
+        self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
+    ) -> bool:
+        finite = self.accumulate(gradient, residual, out)
+        self.select(out, plan, indices, values)
+        out[indices] = 0
+        return finite
+
+    def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
+        at = 0
+        for group, count in enumerate(plan.counts.tolist()):
+            where = positions(plan, group)
+            indices[at : at + count] = where[topk(x[where], count)]
+            at += count
+        np.take(x, indices, out=values)
+        return bool(np.isfinite(x).all())
+
+    def random_indices(self, plan: Plan, key: int, out: Array) -> None:
+        at = 0
+        for group, count in enumerate(plan.counts.tolist()):
+            where = positions(plan, group)
+            drawn = permuted(count, where.size, (key + group) % (1 << 64))
+            out[at : at + count] = np.sort(where[drawn])
+            at += count
+
+    def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
+        values[:] = widen(x[indices], str(values.dtype))
+        if clear:
+            x[indices] = 0
+
+    def pack(self, x: Array, plan: Plan, indices: Array, values: Array, message: Message) -> None:
+        k = plan.total
+        if message.indices.size:
+            message.indices[:] = indices
+        self._round(values, message.values[:k])
+        x[indices] = values
+        for start, stop in plan.dense.tolist():
+            self._round(x[start:stop], message.values[k : k + stop - start])
+            k += stop - start
+
+    @staticmethod
+    def _round(values: Array, out: Array) -> None:
+        """Write the values in the type of `out`; leave the rounding error."""
+        if out.itemsize >= values.itemsize:
+            out[:] = values
+            values[:] = 0
+        else:
+            limit = float(np.finfo(out.dtype).max)
+            out[:] = np.clip(values, -limit, limit).astype(out.dtype)
+            values -= out.astype(values.dtype)
+
+    def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:
+        parts = list(messages.parts(dense))
+        for rank, (indices, _) in enumerate(parts):
+            if indices.size and (indices[-1] >= out.size or (indices[1:] <= indices[:-1]).any()):
+                raise corrupt(rank, out.size)
+        held = np.zeros(out.size, np.bool_)
+        out.fill(0)
+        for indices, values in parts:
+            out[indices] += values[: indices.size].astype(out.dtype)
+            held[indices] = True
+            at = indices.size
+            for start, stop in dense.tolist():
+                out[start:stop] += values[at : at + stop - start].astype(out.dtype)
+                held[start:stop] = True
+                at += stop - start
+        out[held] /= divisor
+        self._held = np.flatnonzero(held).astype(np.uint32)
+        return int(self._held.size)
+
+    def merge_sparse(
+        self, messages: Messages, dense: Array, divisor: int, size: int, dtype: str
+    ) -> tuple[Array, Array]:
+        out = np.empty(size, dtype)
+        self.merge(messages, dense, divisor, out)
+        return self._held, out[self._held]
+
+    def divide(self, x: Array, divisor: int) -> bool:
+        with np.errstate(invalid="ignore"):
+            x /= divisor
+        return bool(np.isfinite(x).all())

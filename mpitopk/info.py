@@ -1,0 +1,134 @@
+"""What is installed here and whether it will do, found out without initialising MPI."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from mpitopk.device import WHY_NOT_COMPILED
+
+QUERY = """
+import ctypes
+from mpi4py import MPI
+print(getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", lambda: -1)())
+"""
+QUERY_SECONDS = 30
+
+
+class Item(NamedTuple):
+    """One line: a name, what was found, and what follows from it."""
+
+    name: str
+    found: str
+    verdict: str
+
+
+def items() -> Iterator[Item]:
+    """Yield what there is to know, the most basic first."""
+    yield Item("mpitopk", _version("mpitopk"), "ok")
+    yield Item("python", f"{platform.python_version()} on {platform.machine()}", "ok")
+    yield Item("numpy", _version("numpy"), "ok")
+    yield from _mpi()
+    yield _kernels()
+    yield _processors()
+    yield _cupy()
+    yield _nvtx()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _mpi() -> Iterator[Item]:
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        yield Item("mpi4py", _version("mpi4py"), f"no MPI library was found ({reason}): pip install mpich")
+        return
+    yield Item("mpi4py", _version("mpi4py"), "ok")
+    library = MPI.Get_library_version().splitlines()[0].rstrip("\0 ,")
+    yield Item("MPI library", library, f"ok: loaded from {_loaded('libmpi') or 'within mpi4py'}")
+    launcher = _launcher()
+    remedy = "ok" if launcher else "none was found: start the ranks with your cluster's own, such as srun"
+    yield Item("launcher", launcher or "", remedy)
+    yield _cuda_aware()
+
+
+def _loaded(name: str) -> str:
+    """Return the path of a shared library that this process has loaded (Linux), by its file's name."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ""
+    paths = (line.split(maxsplit=5)[-1] for line in lines if "/" in line)
+    return next((path for path in paths if Path(path).name.startswith(name)), "")
+
+
+def _launcher() -> str | None:
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def _cuda_aware() -> Item:
+    """Ask the library. It answers only after its initialisation, so a child process asks."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", QUERY], capture_output=True, text=True, timeout=QUERY_SECONDS
+        )
+        answer = child.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        answer = ""
+    found = {"1": "yes", "0": "no", "-1": "it does not say"}.get(answer, "MPI does not start here")
+    verdict = "a hint only" if answer == "1" else "device buffers would go through host memory"
+    return Item("CUDA-aware", found, verdict)
+
+
+def _kernels() -> Item:
+    if WHY_NOT_COMPILED:
+        return Item(
+            "host kernels",
+            "NumPy",
+            f"slow ({WHY_NOT_COMPILED}): install a C++ compiler and build mpitopk again",
+        )
+    from mpitopk.device import _native
+
+    return Item("host kernels", f"compiled, {_native.isas()[-1]}", "ok")
+
+
+def _processors() -> Item:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Item("processors", f"{usable} usable of {os.cpu_count()}", "ok: shared out among a node's ranks")
+
+
+def _cupy() -> Item:
+    version = next((v for v in map(_version, ("cupy-cuda12x", "cupy-cuda13x", "cupy")) if v), "")
+    if not version:
+        return Item("cupy", "", "not installed: gradients live in host memory")
+    return Item("cupy", version, "installed")
+
+
+def _nvtx() -> Item:
+    import nvtx
+
+    verdict = "ok: ranges are recorded under a profiler" if nvtx.enabled() else "off: NVTX_DISABLE is set"
+    return Item("nvtx", _version("nvtx"), verdict)
+
+
+def show() -> None:
+    """Print one line an item."""
+    for item in items():
+        print(f"{item.name:14}{item.found or '-':44}{item.verdict}")

@@ -1,0 +1,54 @@
+"""What the steps so far have cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.costs import allreduce_bytes
+
+if TYPE_CHECKING:
+    from mpitopk.schemes.base import Rank
+
+
+@dataclass
+class Metrics:
+    """Totals since the runtime was made, unless said otherwise.
+
+    Attributes
+    ----------
+    steps, skipped : int
+        Steps that were taken; steps that were skipped because of NaN or Inf.
+    bytes : int
+        Received by this rank (a ring makes it send about as many).
+    dense_bytes : int
+        What a ring allreduce of the same gradients would have made it receive.
+    density : float
+        Part of the entries that this rank sent, in the last step.
+    union : float
+        Part of the entries that some rank sent, in the last step.
+    fallbacks : int
+        Selections whose window missed, so that they took the slow path (and are as exact).
+    seconds : dict of str to float
+        Time in each phase: accumulate (fused with select where possible), select, pack, exchange,
+        merge; in the parts of exchange, wait and transfer; and in the ranges of the user.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    bytes: int = 0
+    dense_bytes: int = 0
+    density: float = 0.0
+    union: float = 0.0
+    fallbacks: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def count(self, rank: Rank) -> None:
+        """Take note of a step that has been taken."""
+        layout = rank.layout
+        self.steps += 1
+        self.dense_bytes += allreduce_bytes(layout.size * np.dtype(layout.accumulator).itemsize, rank.size)
+        self.density = rank.sent / max(1, layout.size)
+        self.union = rank.held / max(1, layout.size)

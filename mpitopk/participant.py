@@ -1,0 +1,137 @@
+"""One rank's side of the steps, without communication: what both drivers have in common.
+
+A driver calls `begin`, carries out the collective that it returns, hands the result to `resume`,
+and so on until that returns None. Where an exchange shows that some rank cannot go on, all ranks
+exchange reports (`mpitopk.agreement`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.agreement import Report
+from mpitopk.collectives import Allgatherv, Collective
+from mpitopk.device.arrays import flat_gradient
+from mpitopk.errors import ConfigError, nearest
+from mpitopk.schemes.base import Rank, Scheme, Sparse, Steps
+from mpitopk.wire import Messages, Status
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array
+
+POLICIES = ("raise", "skip", "zero")
+
+
+class Participant:
+    """A rank with its scheme and state.
+
+    Parameters
+    ----------
+    rank : Rank
+    scheme : Scheme
+    nonfinite : {"raise", "skip", "zero"}
+        What to do about NaN and Inf: raise `NonFiniteError` on all ranks, skip the step on all
+        ranks (its mean is zero), or set the entries to zero, in the gradient, where they are.
+    """
+
+    def __init__(self, rank: Rank, scheme: Scheme, nonfinite: str) -> None:
+        if nonfinite not in POLICIES:
+            raise ConfigError(f"nonfinite is {nonfinite!r}: {nearest(str(nonfinite), POLICIES)}")
+        if not isinstance(scheme, Scheme):
+            raise ConfigError(f"the scheme is {scheme!r}: give an instance, such as TopK(density=0.01)")
+        self.rank = rank
+        self.scheme = scheme
+        self.nonfinite = nonfinite
+        self.state = scheme.init(rank)
+        self.result: Array | Sparse | None = None
+        self._steps: Steps | None = None
+        self._gradient: Array | None = None
+        self._failure: Exception | None = None
+
+    def begin(self, gradient: object, sparse: bool) -> Collective | None:
+        """Start a step and return its first collective; None if this rank fails before that.
+
+        Whatever is wrong with the gradient is kept for the report, and the rank goes to the
+        exchange with a stand-in, so that nobody waits for it in vain.
+        """
+        self._failure = None
+        zero = self.nonfinite == "zero"
+        try:
+            self._gradient = flat_gradient(gradient, self.rank.layout, writable=zero)
+            if zero:
+                self.rank.device.zero_nonfinite(self._gradient)
+            return self._first(self._gradient, sparse)
+        except Exception as error:
+            self._failure = error
+            if not self.scheme.fixed:
+                return None
+            layout = self.rank.layout
+            return self._first(np.zeros(layout.size, layout.storage), sparse)
+
+    def _first(self, gradient: Array, sparse: bool) -> Collective:
+        self._steps = self.scheme.step(self.rank, self.state, gradient, sparse)
+        return next(self._steps)
+
+    def sign(self, request: Collective, arrival: int) -> None:
+        """Write this rank's header, or mark its values, before they are sent."""
+        status = Status.FINE if request.finite else Status.NONFINITE
+        if self._failure:
+            status = Status.FAILED
+        if isinstance(request, Allgatherv):
+            step, layout = self.rank.step, self.rank.layout.digest
+            request.message.sign(status, step=step, layout=layout, arrival=arrival)
+        elif status is not Status.FINE and request.values.size:
+            request.values[0] = np.nan
+
+    def accepts(self, request: Allgatherv, messages: Messages) -> bool:
+        """Return whether all ranks can go on; raise `ExchangeError` on a message from elsewhere."""
+        return messages.all_fine(request.message, layout=self.rank.layout.digest, step=self.rank.step)
+
+    def resume(self, result: object) -> Collective | None:
+        """Hand over the result of a collective; return the next one, or None at the step's end."""
+        assert self._steps is not None
+        try:
+            return self._steps.send(result)
+        except StopIteration as end:
+            self.result = end.value
+            self.rank.step += 1
+            self._steps = self._gradient = None
+            return None
+
+    def abandon(self) -> None:
+        """End the step without effect."""
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = self._gradient = None
+
+    def skipped(self, sparse: bool) -> Array | Sparse:
+        """Return the mean of a step that had no effect."""
+        layout, device = self.rank.layout, self.rank.device
+        self.rank.held = 0
+        if sparse:
+            return Sparse(device.empty(0, "uint32"), device.empty(0, layout.accumulator))
+        return device.zeros(layout.size, layout.accumulator)
+
+    @property
+    def failure(self) -> Exception | None:
+        """What this rank failed of in the present step."""
+        return self._failure
+
+    def report(self) -> Report | None:
+        """Return why this rank cannot go on."""
+        error = self._failure
+        if error is not None:
+            return Report.of(self.rank.id, error)
+        gradient, device = self._gradient, self.rank.device
+        assert gradient is not None
+        bad = [s.name for s in self.rank.layout if not device.finite(gradient[s.start : s.stop])]
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            text = f"the gradient has NaN or Inf in segment {bad[0]!r}{more}"
+        elif not all(device.finite(array) for array in self.state.saved.values()):
+            text = "the residual has NaN or Inf, though the gradient has not: load a good state"
+        else:
+            return None
+        return Report(self.rank.id, "NonFiniteError", text)

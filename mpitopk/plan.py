@@ -1,0 +1,77 @@
+"""Which parts of the buffer are selected from, and how many entries each of them sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpitopk.layout import Layout
+    from mpitopk.typing import Array
+
+
+def entries(density: float, size: int) -> int:
+    """Return how many of `size` entries a density asks for: at least one, half rounded up."""
+    return min(size, max(1, int(density * size + 0.5)))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What one step sends: `counts[g]` entries of each group, and the dense pieces whole.
+
+    Attributes
+    ----------
+    pieces : int64 array, shape (m, 3)
+        Rows (start, stop, group), ascending, covering the buffer without gap or overlap.
+        A group of -1 is dense: all its values are sent, without indices. The pieces of a group
+        need not be neighbours. Groups never interleave with each other, only with dense pieces.
+    counts : int64 array, shape (g,)
+        Entries to select from each group, `0 < counts[g] < size of the group`.
+    """
+
+    pieces: Array
+    counts: Array
+
+    @cached_property
+    def total(self) -> int:
+        """Entries sent with an index."""
+        return int(self.counts.sum())
+
+    @cached_property
+    def dense(self) -> Array:
+        """Rows (start, stop) of the dense pieces."""
+        return np.ascontiguousarray(self.pieces[self.pieces[:, 2] < 0, :2])
+
+    @cached_property
+    def dense_total(self) -> int:
+        """Entries sent without an index."""
+        return int((self.dense[:, 1] - self.dense[:, 0]).sum())
+
+
+def make_plan(layout: Layout, density: float, *, per_segment: bool, dense_below: int) -> Plan:
+    """Return the plan that sends `density` of the buffer, or of each segment.
+
+    Segments shorter than `dense_below` are sent dense; so is a group that would send everything.
+    """
+    sparse = [s for s in layout.segments if s.size >= max(1, dense_below)]
+    parts = [[s] for s in sparse] if per_segment else [sparse]
+    group = dict.fromkeys((s.name for s in layout.segments), -1)
+    counts: list[int] = []
+    for part in parts:
+        size = sum(s.size for s in part)
+        count = entries(density, size)
+        if count < size:
+            group.update(dict.fromkeys((s.name for s in part), len(counts)))
+            counts.append(count)
+    rows: list[list[int]] = []
+    for s in layout.segments:
+        if s.size == 0:
+            continue
+        if rows and rows[-1][2] == group[s.name]:
+            rows[-1][1] = s.stop
+        else:
+            rows.append([s.start, s.stop, group[s.name]])
+    return Plan(np.array(rows, np.int64).reshape(-1, 3), np.array(counts, np.int64))

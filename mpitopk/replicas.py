@@ -1,0 +1,83 @@
+"""Arrays that must be the same on all ranks: copy them, and check that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitopk.agreement import Gather, together
+from mpitopk.device.arrays import host_array
+from mpitopk.errors import GradientError, ReplicaError
+
+if TYPE_CHECKING:
+    from mpitopk.layout import Layout
+    from mpitopk.transport import Transport
+    from mpitopk.typing import Array
+
+
+def named(parameters: Any, layout: Layout) -> dict[str, Array]:
+    """Return the arrays by name; a flat array of the layout's size is split into its segments."""
+    if isinstance(parameters, Mapping):
+        given = {str(name): array for name, array in parameters.items()}
+    elif isinstance(parameters, list | tuple):
+        given = {str(i): array for i, array in enumerate(parameters)}
+    else:
+        given = {"parameters": parameters}
+    arrays = {name: host_array(array, f"{name!r}") for name, array in given.items()}
+    for name, array in arrays.items():
+        if not array.flags.c_contiguous:
+            raise GradientError(f"{name!r} is not contiguous: make a copy")
+    flat = arrays.get("parameters")
+    if flat is not None and flat.shape == (layout.size,):
+        return layout.views(flat)
+    return arrays
+
+
+def broadcast(transport: Transport, parameters: Any, layout: Layout, root: int) -> None:
+    """Overwrite the arrays on all ranks with the root's."""
+
+    def writable() -> dict[str, Array]:
+        arrays = named(parameters, layout)
+        for name, array in arrays.items():
+            if not array.flags.writeable:
+                raise GradientError(f"{name!r} cannot be written: make a copy")
+        if not 0 <= root < transport.size:
+            raise GradientError(f"root is {root!r}: give a rank from 0 to {transport.size - 1}")
+        return arrays
+
+    arrays = together(transport.gather_objects, transport.rank, writable, _forms)
+    _require_equal_forms(arrays.every, root)
+    for array in arrays.mine.values():
+        transport.broadcast(array, root)
+
+
+def compare(gather: Gather, rank: int, parameters: Any, layout: Layout) -> None:
+    """Raise `ReplicaError` on all ranks unless the arrays have the same bits everywhere."""
+    arrays = together(gather, rank, lambda: named(parameters, layout), _forms)
+    _require_equal_forms(arrays.every, 0)
+    digests = gather(
+        [blake2b(a.reshape(-1).view(np.uint8).data, digest_size=16).digest() for a in arrays.mine.values()]
+    )
+    for i, name in enumerate(arrays.mine):
+        others = [str(r) for r, theirs in enumerate(digests) if theirs[i] != digests[0][i]]
+        if others:
+            raise ReplicaError(
+                f"{name!r} differs on rank {', '.join(others)} from rank 0: broadcast the parameters at "
+                "the start, and apply the same update on every rank"
+            )
+
+
+def _forms(arrays: dict[str, Array]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(name, a.shape, str(a.dtype)) for name, a in arrays.items()]
+
+
+def _require_equal_forms(every: list[Any], root: int) -> None:
+    for rank, theirs in enumerate(every):
+        if theirs != every[root]:
+            raise GradientError(
+                f"the arrays of rank {rank} differ from those of rank {root} in name, shape or dtype: "
+                "give every rank the same"
+            )

@@ -1,0 +1,302 @@
+"""A scheme driven over MPI: what a training loop calls."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mpitopk import costs, replicas, state
+from mpitopk.agreement import require_equal, together, verdict
+from mpitopk.device import open_device
+from mpitopk.errors import ClosedError, CompressionWarning, ConfigError, LayoutError
+from mpitopk.exchange import Exchange
+from mpitopk.layout import Layout, layouts_differ
+from mpitopk.metrics import Metrics
+from mpitopk.participant import Participant
+from mpitopk.schemes.base import Rank, Scheme, Sparse
+from mpitopk.trace import Range, Trace, write_timeline
+from mpitopk.transport import LIMIT, Transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpitopk.typing import Array
+
+
+class Runtime:
+    """Gradient exchange for one layout, with one scheme, over one communicator.
+
+    Every method that communicates must be called on all ranks of the communicator. Arguments that
+    only one rank gets wrong raise the same error on all of them.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Duplicated, so that nothing else that it is used for can interfere.
+    layout : Layout
+        The gradient's segments.
+    scheme : Scheme
+        Such as `TopK(density=0.01)` or `Dense()`.
+    device : {"auto", "host", "numpy"}
+        Where to work: on the host with the compiled kernels, or in plain NumPy; "auto" takes the
+        best that is there.
+    threads : int, optional
+        Threads of a rank; by default its share of the processors that the node's ranks may use.
+    nonfinite : {"raise", "skip", "zero"}
+        What to do about NaN and Inf: raise `NonFiniteError` on all ranks, skip the step on all
+        ranks (its mean is zero), or set such entries of the gradient to zero, in place.
+    limit : int
+        Bytes that one MPI call may move in total; larger exchanges go in rounds.
+
+    Attributes
+    ----------
+    layout, scheme
+        As given.
+
+    Raises
+    ------
+    ConfigError, LayoutError
+        On all ranks, if an argument is out of range or differs between ranks.
+    DeviceError
+        On all ranks, if a device cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from mpitopk import Layout, Runtime, TopK
+    >>> layout = Layout({"weight": (10, 10), "bias": 10})
+    >>> with Runtime(MPI.COMM_SELF, layout, TopK(density=0.1)) as runtime:
+    ...     gradient = runtime.gradient
+    ...     layout.views(gradient)["bias"][:] = 1
+    ...     mean = runtime.allreduce(gradient)
+    >>> int(np.count_nonzero(mean))
+    10
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        layout: Layout,
+        scheme: Scheme,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        nonfinite: str = "raise",
+        limit: int = LIMIT,
+    ) -> None:
+        self._closed = False
+        self._gradient: Array | None = None
+        self._timeline = os.environ.get("MPITOPK_TIMELINE")
+        self._transport = transport = Transport(comm, limit)
+        self._trace = Trace(timeline=bool(self._timeline))
+        self._metrics = Metrics()
+        processors = transport.processors()
+
+        def prepare() -> Participant:
+            if not isinstance(layout, Layout):
+                raise LayoutError(f"the layout is {layout!r}: give a Layout")
+            if not isinstance(limit, int) or not transport.size <= limit < 1 << 31:
+                raise ConfigError(f"limit is {limit!r}: give at least a byte for each rank, and below 2**31")
+            on = open_device(device, processors if threads is None else threads)
+            return Participant(Rank(transport.rank, transport.size, layout, on), scheme, nonfinite)
+
+        try:
+            self._participant = self._agree(prepare, limit)
+        except Exception:
+            transport.free()
+            raise
+        self.layout = layout
+        self.scheme = scheme
+        self._device = self._participant.rank.device
+        self._exchange = Exchange(self._participant, transport, self._trace, self._metrics)
+        self._trace.instrument(self._device)
+        if self._timeline:
+            self._trace.offset = transport.clock_offset(self._trace.now)
+
+    def _agree(self, prepare: Callable[[], Participant], limit: int) -> Participant:
+        """Return this rank's participant, once all ranks have one and all are configured alike."""
+
+        def configuration(made: Participant) -> tuple[int, dict[str, Any]]:
+            options = {"nonfinite": made.nonfinite, "limit": limit, "MPITOPK_TIMELINE": self._timeline}
+            return made.rank.layout.digest, {"scheme": made.scheme.describe(), **options}
+
+        gather = self._transport.gather_objects
+        agreed = together(gather, self._transport.rank, prepare, configuration)
+        require_equal("the runtimes differ", [options for _, options in agreed.every])
+        if len({digest for digest, _ in agreed.every}) > 1:
+            raise layouts_differ(gather(agreed.mine.rank.layout))
+        return agreed.mine
+
+    @property
+    def gradient(self) -> Array:
+        """A flat gradient buffer of zeros, made at the first use; any other array will do as well."""
+        self._open()
+        if self._gradient is None:
+            self._gradient = self._device.zeros(self.layout.size, self.layout.storage)
+        return self._gradient
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the steps so far have cost."""
+        self._metrics.fallbacks = self._device.fallbacks
+        self._metrics.seconds = dict(self._trace.seconds)
+        return self._metrics
+
+    @property
+    def step(self) -> int:
+        """How many steps have been taken, those before a resume included."""
+        return self._participant.rank.step
+
+    def range(self, name: str) -> Range:
+        """Return a range for the user's own code, as in `with runtime.range("forward"): ...`."""
+        return self._trace.range(name)
+
+    def allreduce(self, gradient: object, sparse: bool = False) -> Any:
+        """Average the gradients of all ranks, as the scheme does it.
+
+        Parameters
+        ----------
+        gradient : array
+            Flat, contiguous, of the layout's size and dtype: NumPy, or anything in host memory that
+            speaks DLPack or the buffer protocol. It is only read (but see `nonfinite`).
+        sparse : bool
+            Return only the entries that some rank sent.
+
+        Returns
+        -------
+        array or Sparse
+            The mean, in float32 (float64 for float64), with the same bits on every rank; valid
+            until the next call.
+
+        Raises
+        ------
+        GradientError, NonFiniteError, ExchangeError
+            On all ranks. Residual and step are then as before the call.
+        """
+        self._open()
+        me = self._participant
+        self._trace.step = me.rank.step
+        request = me.begin(gradient, sparse)
+        while True:
+            result = self._exchange(request)
+            if result is None:
+                return self._end_together(sparse)
+            request = me.resume(result)
+            if request is None:
+                self._metrics.count(me.rank)
+                self._warn_if_dear()
+                return me.result
+
+    def _end_together(self, sparse: bool) -> Array | Sparse:
+        """End a step that some rank cannot go on with, in the same way on all ranks."""
+        me = self._participant
+        reports = self._transport.gather_objects(me.report())
+        me.abandon()
+        error = verdict(reports, me.nonfinite)
+        if error is not None:
+            raise error from me.failure
+        self._metrics.skipped += 1
+        return me.skipped(sparse)
+
+    def _warn_if_dear(self) -> None:
+        metrics, transport = self._metrics, self._transport
+        dear = metrics.bytes >= metrics.dense_bytes > 0 and metrics.density < 1
+        if dear and metrics.steps == 1 and transport.rank == 0:
+            warnings.warn(
+                f"{self.scheme.describe()} moves {metrics.bytes} bytes a step and rank, a dense allreduce "
+                f"{metrics.dense_bytes}: lower the density (an allgatherv pays below about "
+                f"{costs.break_even(transport.size, 4):.2g} on this many ranks), or use Dense()",
+                CompressionWarning,
+                stacklevel=3,
+            )
+
+    def broadcast(self, parameters: Any, root: int = 0) -> None:
+        """Overwrite arrays, on all ranks, with the root's.
+
+        Parameters
+        ----------
+        parameters : array, or mapping or sequence of arrays
+            Writable, contiguous; of the same sizes and dtypes on all ranks.
+        root : int
+            The rank to copy from.
+
+        Raises
+        ------
+        GradientError
+            On all ranks, if an array cannot be written or differs in size or dtype.
+        """
+        self._open()
+        replicas.broadcast(self._transport, parameters, self.layout, root)
+
+    def check_replicas(self, parameters: Any = None) -> None:
+        """Raise unless all ranks hold the same bits.
+
+        Parameters
+        ----------
+        parameters : array, or mapping or sequence of arrays, optional
+            What to compare; a flat array of the layout's size is compared segment by segment. By
+            default the mean of the last step.
+
+        Raises
+        ------
+        ReplicaError
+            On all ranks, naming the first segment that differs and the ranks that differ from rank 0.
+        """
+        self._open()
+        if parameters is None:
+            parameters = self._participant.result
+        replicas.compare(self._transport.gather_objects, self._transport.rank, parameters, self.layout)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return this rank's state as plain NumPy arrays: `numpy.savez(path, **state)` stores it."""
+        self._open()
+        return state.save(self._participant)
+
+    def load_state_dict(self, *states: Mapping[str, Array]) -> None:
+        """Continue from saved states (collective).
+
+        With as many ranks as when they were saved, give each rank its own: the run continues to the
+        bit. Otherwise give each state to one rank: rank p of P might take the states p, p + P, ...,
+        or none. Residuals are added, so that their sum over the ranks is preserved.
+
+        Raises
+        ------
+        StateError
+            On all ranks, if a state is corrupt or foreign, missing or given twice. Nothing is then
+            changed.
+        """
+        self._open()
+        gather, rank = self._transport.gather_objects, self._transport.rank
+        read = together(gather, rank, lambda: state.read(self._participant, states), lambda about: about)
+        state.apply(self._participant, states, state.agree(read.every))
+
+    def close(self) -> None:
+        """Write the timeline, if one was asked for, and free the communicator (collective)."""
+        if self._closed:
+            return
+        if self._timeline:
+            every = self._transport.gather_objects(self._trace.events)
+            if self._transport.rank == 0:
+                write_timeline(self._timeline, every)
+        self._closed = True
+        self._transport.free()
+
+    def __enter__(self) -> Runtime:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an exception only locally, since other ranks may not come."""
+        if kind is None:
+            self.close()
+        self._closed = True
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError("the runtime is closed: make a new one")

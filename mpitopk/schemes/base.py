@@ -1,0 +1,109 @@
+"""The contract of a compression scheme.
+
+A scheme holds its options and nothing else: a frozen dataclass. What a rank carries from step to
+step is a `State` that the scheme makes once. A step is a generator: it yields collectives
+(`mpitopk.collectives`) and is sent their results, so that the same scheme runs under MPI and in the
+simulator, and neither communicates, measures nor logs.
+
+The rule that makes a step a transaction: nothing of the state may change before the last collective
+has returned. If the step is abandoned, the generator is closed at its yield.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from mpitopk.collectives import Collective
+from mpitopk.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from mpitopk.device.base import Device
+    from mpitopk.layout import Layout
+    from mpitopk.typing import Array
+
+Density: TypeAlias = float | Callable[[int], float]
+"""Part of the entries that a step sends, in (0, 1]; or a function from the step to it."""
+
+
+class Sparse(NamedTuple):
+    """The entries of a mean that some rank sent; all others are zero.
+
+    Both arrays are ascending by index and valid until the next step.
+    """
+
+    indices: Array
+    values: Array
+
+
+Steps: TypeAlias = Generator[Collective, Any, "Array | Sparse"]
+
+
+@dataclass
+class Rank:
+    """What a scheme knows of the rank it runs on."""
+
+    id: int
+    size: int
+    layout: Layout
+    device: Device
+    step: int = 0
+    sent: int = 0
+    """Entries that this rank sent in the last step."""
+    held: int = 0
+    """Entries of the last mean that some rank sent."""
+
+
+class State(ABC):
+    """What one rank carries from step to step, and its scratch memory."""
+
+    @property
+    @abstractmethod
+    def saved(self) -> dict[str, Array]:
+        """The arrays that belong into a checkpoint, each as long as the layout; sums are preserved."""
+
+
+class Scheme(ABC):
+    """How gradients are compressed and combined."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Scheme:
+        """Refuse unknown options by name, before the dataclass does so less helpfully."""
+        check_options(cls, options)
+        return super().__new__(cls)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the sizes of all exchanges are known to every rank from the start."""
+        return True
+
+    @abstractmethod
+    def init(self, rank: Rank) -> State:
+        """Allocate the state of a rank."""
+
+    @abstractmethod
+    def step(self, rank: Rank, state: Any, gradient: Array, sparse: bool) -> Steps:
+        """Take part in one step; return the mean, or with `sparse` its non-zero entries.
+
+        The mean is valid until the next step. Neither it nor the gradient is kept.
+        """
+
+    def describe(self) -> str:
+        """Return the name and options, equal on two ranks if and only if they agree."""
+        shown = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if callable(value):
+                shown.append(f"{field.name}=<function, from {value(0)!r}>")
+            else:
+                shown.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def check_options(scheme: type[Scheme], options: Iterable[str]) -> None:
+    """Raise `ConfigError` for an option that the scheme does not have."""
+    known = [field.name for field in fields(scheme)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{scheme.__name__} has no option {option!r}: {nearest(option, known)}")

@@ -1,0 +1,49 @@
+"""No compression: the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.collectives import Allreduce
+from mpitopk.schemes.base import Rank, Scheme, Sparse, State, Steps
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array
+
+
+class _Buffers(State):
+    def __init__(self, rank: Rank) -> None:
+        layout = rank.layout
+        self.mean = rank.device.empty(layout.size, layout.accumulator)
+        widened = layout.storage != layout.accumulator
+        self.wide = rank.device.empty(layout.size if widened else 0, layout.accumulator)
+
+    @property
+    def saved(self) -> dict[str, Array]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Dense(Scheme):
+    """Every entry of every gradient, by allreduce.
+
+    The two lines that it replaces: `comm.Allreduce(gradient, mean); mean /= comm.size`. 16-bit
+    gradients are summed, and sent, in float32.
+    """
+
+    def init(self, rank: Rank) -> _Buffers:
+        return _Buffers(rank)
+
+    def step(self, rank: Rank, state: _Buffers, gradient: Array, sparse: bool) -> Steps:
+        finite = True
+        if state.wide.size:
+            finite = rank.device.accumulate(gradient, None, state.wide)
+            gradient = state.wide
+        yield Allreduce(gradient, state.mean, finite=finite)
+        rank.sent = rank.held = state.mean.size
+        if sparse:
+            return Sparse(np.arange(state.mean.size, dtype=np.uint32), state.mean)
+        return state.mean

@@ -1,0 +1,71 @@
+"""k random entries, the same ones on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitopk.collectives import Allreduce
+from mpitopk.errors import ConfigError
+from mpitopk.schemes.base import Rank, Sparse, Steps
+from mpitopk.schemes.sparsifier import Memory, Sparsifier
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array
+
+MAX_SEED = 2**32
+
+
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    """Send k entries drawn from a seed that all ranks share; no indices travel.
+
+    Stich, Cordonnier & Jaggi, "Sparsified SGD with memory", NeurIPS 2018 (rand-k with memory).
+
+    Parameters
+    ----------
+    density, per_segment, dense_below
+        See `Sparsifier`.
+    seed : int
+        In [0, 2**32). Together with the step it determines the entries.
+    feedback : bool
+        Whether what is not sent is kept as the residual. Without it the rest of the gradient is
+        lost, as in the random-k of Yoon & Oh, arXiv 2209.08497: an ablation, not a way to train.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range.
+    """
+
+    seed: int = 0
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.seed, int) or not 0 <= self.seed < MAX_SEED:
+            raise ConfigError(f"seed is {self.seed!r}: give a whole number from 0 below 2**32")
+
+    @property
+    def keeps(self) -> bool:
+        return self.feedback
+
+    def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
+        device, layout = rank.device, rank.layout
+        state.prepare(self, rank)
+        plan, accumulated = state.plan, state.spare
+        residual = state.residual if self.feedback else None
+        finite = device.accumulate(gradient, residual, accumulated)
+        device.random_indices(plan, self.seed << 32 | rank.step, state.indices)
+        device.take(accumulated, state.indices, state.values, clear=True)
+        device.pack(accumulated, plan, state.indices, state.values, state.message)
+        mean = state.blank("receive", self, rank)
+        mean.indices[:] = state.message.indices
+        yield Allreduce(state.message.values, mean.values, fixed=self.fixed, finite=finite)
+        rank.sent = rank.held = plan.total + plan.dense_total
+        if self.feedback:
+            state.commit()
+        if sparse:
+            return Sparse(*device.merge_sparse(mean.alone, plan.dense, 1, layout.size, layout.accumulator))
+        device.merge(mean.alone, plan.dense, 1, state.spare)
+        return state.spare

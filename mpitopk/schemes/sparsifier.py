@@ -1,0 +1,128 @@
+"""What the schemes share that send k entries: options, plan, error feedback and scratch memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.errors import ConfigError
+from mpitopk.plan import Plan, make_plan
+from mpitopk.schemes.base import Density, Rank, Scheme, State
+from mpitopk.wire import Message, message_bytes
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array
+
+
+@dataclass(frozen=True)
+class Sparsifier(Scheme):
+    """Options of every scheme that sends `density` of the entries.
+
+    Parameters
+    ----------
+    density : float or callable
+        Part of the entries to send, in (0, 1], or a function of the step that returns it.
+    per_segment : bool
+        Whether the density holds for each segment, rather than for the whole buffer.
+    dense_below : int
+        Segments with fewer entries than this are sent whole.
+    """
+
+    density: Density
+    per_segment: bool = False
+    dense_below: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if not callable(self.density):
+            self._checked(self.density)
+        if not isinstance(self.dense_below, int) or self.dense_below < 0:
+            raise ConfigError(f"dense_below is {self.dense_below!r}: give a whole number from 0")
+
+    @property
+    def fixed(self) -> bool:
+        return not callable(self.density)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is not sent is kept as the residual."""
+        return True
+
+    def values_type(self, rank: Rank) -> str:
+        """Return the type in which values travel."""
+        return rank.layout.accumulator
+
+    def init(self, rank: Rank) -> Memory:
+        memory = Memory(rank, feedback=self.keeps)
+        if self.fixed:
+            memory.prepare(self, rank)
+        return memory
+
+    def density_at(self, step: int) -> float:
+        """Return the density of a step."""
+        return self._checked(self.density(step) if callable(self.density) else self.density)
+
+    def _checked(self, density: object) -> float:
+        if not isinstance(density, int | float | np.number) or not 0 < density <= 1:
+            raise ConfigError(f"density is {density!r}: give a number above 0 and up to 1")
+        return float(density)
+
+    def plan(self, rank: Rank) -> Plan:
+        """Return what the rank's next step sends."""
+        return make_plan(
+            rank.layout,
+            self.density_at(rank.step),
+            per_segment=self.per_segment,
+            dense_below=self.dense_below,
+        )
+
+
+class Memory(State):
+    """Error feedback and scratch of a sparsifier.
+
+    Two buffers of the layout's length take turns: one holds the residual, the other receives
+    residual + gradient, from which entries are selected. On commit the second becomes the residual
+    and the first is free to receive the mean. A step that is abandoned has written to scratch only.
+    """
+
+    def __init__(self, rank: Rank, *, feedback: bool = True) -> None:
+        layout, device = rank.layout, rank.device
+        self._device = device
+        self._accumulator = layout.accumulator
+        self.residual = device.zeros(layout.size if feedback else 0, self._accumulator)
+        self.spare = device.empty(layout.size, self._accumulator)
+        self._density: float | None = None
+        self._room = {name: device.empty(0, "uint8") for name in ("indices", "values", "send", "receive")}
+
+    @property
+    def saved(self) -> dict[str, Array]:
+        return {"residual": self.residual} if self.residual.size else {}
+
+    def commit(self) -> None:
+        """Keep what was accumulated and not sent."""
+        self.residual, self.spare = self.spare, self.residual
+
+    def prepare(self, scheme: Sparsifier, rank: Rank) -> None:
+        """Set `plan` and make room for it; nothing happens while the density stays as it is."""
+        density = scheme.density_at(rank.step)
+        if density == self._density:
+            return
+        self.plan = plan = scheme.plan(rank)
+        self.indices = self._grown("indices", 4 * plan.total).view("uint32")
+        self.values = self._grown("values", plan.total * np.dtype(self._accumulator).itemsize)
+        self.values = self.values.view(self._accumulator)
+        self.message = self.blank("send", scheme, rank)
+        self._density = density
+
+    def blank(self, name: str, scheme: Sparsifier, rank: Rank) -> Message:
+        """Return a message for the present plan, in the room of that name."""
+        count, dense, values = self.plan.total, self.plan.dense_total, scheme.values_type(rank)
+        room = self._grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
+        return Message.blank(room, count, dense, values)
+
+    def _grown(self, name: str, nbytes: int) -> Array:
+        if self._room[name].size < nbytes:
+            self._room[name] = self._device.empty(nbytes, "uint8")
+        return self._room[name][:nbytes]

@@ -1,0 +1,169 @@
+"""Many ranks in one process, in lockstep: the second driver of the schemes.
+
+For tests, and for studies at sizes that no machine at hand has. Steps, states and errors are those
+of the MPI driver; time is modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from mpitopk import costs, state
+from mpitopk.agreement import Report, verdict
+from mpitopk.collectives import Allgatherv, Allreduce, Collective
+from mpitopk.costs import Network
+from mpitopk.device import open_device
+from mpitopk.errors import ConfigError, ExchangeError
+from mpitopk.layout import Layout
+from mpitopk.participant import Participant
+from mpitopk.schemes.base import Rank, Scheme, Sparse
+from mpitopk.typing import Array
+from mpitopk.wire import Messages
+
+
+class Simulation:
+    """`size` ranks that exchange gradients within this process.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    layout, scheme, device, nonfinite
+        As for `Runtime`.
+    network : Network, optional
+        What `clock` is modelled on: by default 20 us and 1.25 GB/s (10 Gbit/s Ethernet).
+
+    Attributes
+    ----------
+    bytes : int
+        Received by rank 0 so far.
+    clock : float
+        Modelled seconds of communication so far; computing takes no time.
+    skipped : int
+        Steps skipped because of NaN or Inf.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpitopk import Layout, Simulation, TopK
+    >>> simulation = Simulation(3, Layout({"w": 4}), TopK(density=0.25))
+    >>> simulation.allreduce(np.eye(3, 4, dtype=np.float32)).tolist()
+    [0.3333333432674408, 0.3333333432674408, 0.3333333432674408, 0.0]
+    """
+
+    def __init__(
+        self,
+        size: int,
+        layout: Layout,
+        scheme: Scheme,
+        *,
+        device: str = "auto",
+        nonfinite: str = "raise",
+        network: Network | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"size is {size!r}: give a number of ranks from 1")
+        self.layout = layout
+        self.network = network or Network()
+        self.bytes = 0
+        self.clock = 0.0
+        self.skipped = 0
+        self.participants = [
+            Participant(Rank(p, size, layout, open_device(device, 1)), scheme, nonfinite) for p in range(size)
+        ]
+
+    @property
+    def residuals(self) -> list[dict[str, Array]]:
+        """What each rank keeps, by name: flat arrays, not copied."""
+        return [participant.state.saved for participant in self.participants]
+
+    def allreduce(self, gradients: Sequence[object] | Array, sparse: bool = False) -> Any:
+        """Take one step with the gradients of all ranks; return the mean, as `Runtime.allreduce`.
+
+        Raises
+        ------
+        ExchangeError
+            Also if the ranks do not all get the same bits.
+        """
+        if len(gradients) != len(self.participants):
+            raise ConfigError(f"{len(gradients)} gradients for {len(self.participants)} ranks")
+        pairs = zip(self.participants, gradients, strict=True)
+        requests = [participant.begin(gradient, sparse) for participant, gradient in pairs]
+        while any(request is not None for request in requests):
+            results = self._exchange(requests)
+            if results is None:
+                return self._end_together(sparse)
+            pairs = zip(self.participants, results, strict=True)
+            requests = [participant.resume(result) for participant, result in pairs]
+        return self._same([participant.result for participant in self.participants])
+
+    def _end_together(self, sparse: bool) -> Array | Sparse:
+        reports: list[Report | None] = [participant.report() for participant in self.participants]
+        for participant in self.participants:
+            participant.abandon()
+        error = verdict(reports, self.participants[0].nonfinite)
+        if error is not None:
+            raise error
+        self.skipped += 1
+        return self.participants[0].skipped(sparse)
+
+    def _exchange(self, requests: list[Collective | None]) -> list[Any] | None:
+        for participant, request in zip(self.participants, requests, strict=True):
+            if request is None:
+                return None
+            participant.sign(request, 0)
+        if all(isinstance(request, Allgatherv) for request in requests):
+            return self._allgatherv(requests)  # type: ignore[arg-type]
+        return self._allreduce(requests)  # type: ignore[arg-type]
+
+    def _allgatherv(self, requests: list[Allgatherv]) -> list[Messages] | None:
+        sizes = [request.message.buffer.size for request in requests]
+        if requests[0].fixed and len(set(sizes)) > 1:
+            raise ExchangeError(f"messages of {sizes} bytes were said to be of one size")
+        starts = list(accumulate(sizes, initial=0))[:-1]
+        buffer = np.concatenate([request.message.buffer for request in requests])
+        messages = Messages(buffer, starts, sizes)
+        self.bytes += costs.allgatherv_bytes(sizes, 0)
+        self.clock += self.network.allgatherv(sizes)
+        pairs = zip(self.participants, requests, strict=True)
+        fine = all(participant.accepts(request, messages) for participant, request in pairs)
+        return [messages] * len(requests) if fine else None
+
+    def _allreduce(self, requests: list[Allreduce]) -> list[Array] | None:
+        mean = requests[0].mean
+        mean.fill(0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for request in requests:
+                mean += request.values
+        self.bytes += costs.allreduce_bytes(mean.nbytes, len(requests))
+        self.clock += self.network.allreduce(mean.nbytes, len(requests))
+        if not self.participants[0].rank.device.divide(mean, len(requests)):
+            return None
+        for request in requests[1:]:
+            request.mean[:] = mean
+        return [request.mean for request in requests]
+
+    def _same(self, results: list[Any]) -> Any:
+        first = results[0]
+        for rank, other in enumerate(results):
+            pairs = zip(first, other, strict=True) if isinstance(first, Sparse) else [(first, other)]
+            if not all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in pairs):
+                raise ExchangeError(f"rank {rank} got another mean than rank 0")
+        return first
+
+    def state_dicts(self) -> list[dict[str, Array]]:
+        """Return the states of all ranks."""
+        return [state.save(participant) for participant in self.participants]
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Array]]) -> None:
+        """Continue from saved states; state q goes to rank q modulo the number of ranks."""
+        ranks = len(self.participants)
+        given = [states[p::ranks] for p in range(ranks)]
+        pairs = list(zip(self.participants, given, strict=True))
+        step = state.agree([state.read(participant, theirs) for participant, theirs in pairs])
+        for participant, theirs in pairs:
+            state.apply(participant, theirs, step)

@@ -1,0 +1,123 @@
+"""Checkpoints: a rank's state as plain arrays, and what becomes of it at another number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitopk.errors import StateError
+
+if TYPE_CHECKING:
+    from mpitopk.participant import Participant
+    from mpitopk.typing import Array
+
+FORMAT = 1
+ABOUT = "mpitopk"
+
+
+def save(participant: Participant) -> dict[str, Array]:
+    """Return the state of a rank: a JSON text under `ABOUT`, and copies keyed array/segment."""
+    rank = participant.rank
+    about = {
+        "format": FORMAT,
+        "scheme": type(participant.scheme).__name__,
+        "step": rank.step,
+        "rank": rank.id,
+        "size": rank.size,
+        "dtype": rank.layout.dtype,
+        "segments": [[s.name, s.shape] for s in rank.layout],
+        "arrays": sorted(participant.state.saved),
+    }
+    saved = {ABOUT: np.array(json.dumps(about))}
+    for name, array in participant.state.saved.items():
+        for segment, view in rank.layout.views(array).items():
+            saved[f"{name}/{segment}"] = view.copy()
+    return saved
+
+
+def saved_size(state: Mapping[str, Array]) -> int:
+    """Return how many ranks there were when the state was saved."""
+    return int(_about(state)["size"])
+
+
+def read(participant: Participant, states: Sequence[Mapping[str, Array]]) -> list[dict[str, Any]]:
+    """Return what the states say of themselves, or raise `StateError` if one is unusable."""
+    abouts = []
+    for state in states:
+        about = _about(state)
+        layout, scheme = participant.rank.layout, type(participant.scheme).__name__
+        segments = [(name, tuple(shape)) for name, shape in about["segments"]]
+        if about["scheme"] != scheme:
+            raise StateError(f"the state is of scheme {about['scheme']}, the runtime has {scheme}")
+        if segments != [(s.name, s.shape) for s in layout] or about["dtype"] != layout.dtype:
+            difference = layout.first_difference(segments, about["dtype"])
+            raise StateError(f"the state has another layout: {difference}")
+        for name in participant.state.saved:
+            for segment in layout:
+                _require(state, f"{name}/{segment.name}", segment.shape, layout.accumulator)
+        abouts.append(about)
+    return abouts
+
+
+def agree(every: list[list[dict[str, Any]]]) -> int:
+    """Return the common step of the states of all ranks; raise if one is missing or given twice."""
+    abouts = [about for abouts in every for about in abouts]
+    if not abouts:
+        raise StateError("no rank was given a state")
+    size, step = abouts[0]["size"], abouts[0]["step"]
+    for rank, theirs in enumerate(every):
+        for about in theirs:
+            if (about["size"], about["step"]) != (size, step):
+                raise StateError(
+                    f"rank {rank} was given a state of step {about['step']} on {about['size']} ranks, others "
+                    f"one of step {step} on {size}: give states that were saved together"
+                )
+    ranks = sorted(about["rank"] for about in abouts)
+    if ranks != list(range(size)):
+        raise StateError(
+            f"the states of ranks {ranks} were given, expected each of 0 to {size - 1} once: "
+            "rank p of P might load the states p, p + P, p + 2 P, ..."
+        )
+    return int(step)
+
+
+def apply(participant: Participant, states: Sequence[Mapping[str, Array]], step: int) -> None:
+    """Make the sum of the states the state of a rank."""
+    layout = participant.rank.layout
+    for name, array in participant.state.saved.items():
+        for segment, view in layout.views(array).items():
+            view[...] = 0
+            for i, state in enumerate(states):
+                saved = np.asarray(state[f"{name}/{segment}"])
+                np.copyto(view, saved) if i == 0 else np.add(view, saved, out=view)
+    participant.rank.step = step
+
+
+def _about(state: Mapping[str, Array]) -> dict[str, Any]:
+    try:
+        about = json.loads(str(np.asarray(state[ABOUT])))
+        known = {"format", "scheme", "step", "rank", "size", "dtype", "segments", "arrays"}
+        if not known <= set(about):
+            raise StateError(f"the state does not say its {', '.join(sorted(known - set(about)))}")
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"this is no state of mpitopk: no readable entry {ABOUT!r} ({error})") from None
+    if about["format"] != FORMAT:
+        raise StateError(
+            f"the state has format {about['format']}, expected {FORMAT}: use the version that saved it"
+        )
+    return about  # type: ignore[no-any-return]
+
+
+def _require(state: Mapping[str, Array], key: str, shape: tuple[int, ...], dtype: str) -> None:
+    if key not in state:
+        raise StateError(f"the state lacks {key!r}")
+    array = np.asarray(state[key])
+    if array.shape != shape or array.dtype != dtype:
+        raise StateError(f"{key!r} is {array.dtype} {array.shape}, expected {dtype} {shape}")
+    if not np.isfinite(array).all():
+        raise StateError(f"{key!r} has NaN or Inf")

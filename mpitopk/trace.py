@@ -1,0 +1,175 @@
+"""Where the time goes: NVTX ranges for Nsight Systems, seconds per phase, and a timeline.
+
+The timeline is in the trace event format that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from mpitopk.device.base import Device
+
+PHASES = {
+    "accumulate": "accumulate",
+    "accumulate_select": "select",
+    "random_indices": "select",
+    "take": "select",
+    "pack": "pack",
+    "merge": "merge",
+    "merge_sparse": "merge",
+    "divide": "merge",
+}
+"""The phase that each operation of a device belongs to; exchange is what the driver does."""
+
+COLOURS = {
+    "accumulate": "blue",
+    "select": "green",
+    "pack": "yellow",
+    "exchange": "red",
+    "merge": "purple",
+}
+
+
+class Event(NamedTuple):
+    """Something that took time, in ns of the clock that all ranks share."""
+
+    name: str
+    start: int
+    stop: int
+    step: int
+
+
+class Range:
+    """A named stretch of time, to be entered with `with` any number of times, but not nested."""
+
+    __slots__ = ("_attributes", "_name", "_start", "_trace")
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace = trace
+        self._name = name
+        self._attributes = trace.attributes(name)
+
+    def __enter__(self) -> None:
+        domain = self._trace.domain
+        if domain is not None:
+            domain.push_range(self._attributes)
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        stop = perf_counter_ns()
+        trace = self._trace
+        if trace.domain is not None:
+            trace.domain.pop_range()
+        trace.add(self._name, self._start + trace.offset, stop + trace.offset)
+
+
+class Trace:
+    """What one rank records.
+
+    Attributes
+    ----------
+    seconds : dict
+        Total time of each phase and range. `exchange` is split into `wait`, until the slowest rank
+        had come, and `transfer`, where that is known.
+    offset : int
+        What to add to this process's clock to get the one that all ranks share, in ns.
+    step : int
+        The step that events belong to.
+    events : list of Event, or None
+        The timeline, if one is kept.
+    """
+
+    def __init__(self, *, timeline: bool = False) -> None:
+        self.seconds: dict[str, float] = {}
+        self.offset = 0
+        self.step = 0
+        self.events: list[Event] | None = [] if timeline else None
+        self.domain = _nvtx_domain()
+        self._ranges: dict[str, Range] = {}
+
+    def now(self) -> int:
+        """Return the time in ns of the clock that all ranks share."""
+        return perf_counter_ns() + self.offset
+
+    def range(self, name: str) -> Range:
+        """Return the range of that name, prepared once."""
+        if name not in self._ranges:
+            self._ranges[name] = Range(self, name)
+        return self._ranges[name]
+
+    def attributes(self, name: str) -> Any:
+        """Return what NVTX wants to know of a range."""
+        if self.domain is None:
+            return None
+        return self.domain.get_event_attributes(
+            message=name,
+            color=COLOURS.get(name, "white"),
+            category="phase" if name in COLOURS else "user",
+        )
+
+    def add(self, name: str, start: int, stop: int) -> None:
+        """Record a stretch of time that has passed."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + (stop - start) * 1e-9
+        if self.events is not None:
+            self.events.append(Event(name, start, stop, self.step))
+
+    def exchanged(self, arrival: int, slowest: int) -> None:
+        """Split an exchange that has just ended into waiting for the slowest rank and transfer."""
+        stop = self.now()
+        slowest = min(max(slowest, arrival), stop)
+        self.add("wait", arrival, slowest)
+        self.add("transfer", slowest, stop)
+
+    def instrument(self, device: Device) -> None:
+        """Wrap the operations of a device in the range of their phase."""
+        for operation, phase in PHASES.items():
+            setattr(device, operation, _within(self.range(phase), getattr(device, operation)))
+
+
+def _within(span: Range, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def timed(*args: Any, **options: Any) -> Any:
+        with span:
+            return function(*args, **options)
+
+    return timed
+
+
+def _nvtx_domain() -> Any:
+    """Return the domain `mpitopk`, or None where nvtx is missing, too old or switched off."""
+    try:
+        import nvtx
+
+        domain = nvtx.get_domain("mpitopk")
+    except (ImportError, AttributeError):
+        return None
+    return None if type(domain).__name__ == "DummyDomain" else domain
+
+
+def write_timeline(path: str, ranks: list[list[Event]]) -> None:
+    """Write the events of all ranks to one file; a rank is a process, times begin at 0."""
+    zero = min((event.start for events in ranks for event in events), default=0)
+    records: list[dict[str, Any]] = []
+    for rank, events in enumerate(ranks):
+        records.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        records.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
+        records.extend(
+            {
+                "ph": "X",
+                "name": event.name,
+                "cat": "phase" if event.name in COLOURS else "detail",
+                "pid": rank,
+                "tid": 0,
+                "ts": (event.start - zero) / 1e3,
+                "dur": (event.stop - event.start) / 1e3,
+                "args": {"step": event.step},
+            }
+            for event in events
+        )
+    Path(path).write_text(json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}))

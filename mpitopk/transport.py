@@ -1,0 +1,196 @@
+"""The exchange over MPI: the only module that imports mpi4py.
+
+Counts, displacements and totals of every MPI call stay within `limit` bytes, since MPI libraries
+compute with 32-bit products of them; larger exchanges go in rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitopk.errors import ConfigError, ExchangeError
+from mpitopk.wire import Messages
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpitopk.typing import Array, Bytes
+    from mpitopk.wire import Message
+
+LIMIT = 1 << 30
+FAILED = -1
+PINGS = 16
+
+
+def rounds(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield (offset, counts) such that no round moves more than `limit` bytes in total.
+
+    Round by round, rank p sends `counts[p]` bytes from `offset` on. The limit is at least a byte a rank.
+    """
+    step = limit // len(sizes)
+    for offset in range(0, max(sizes), step):
+        yield offset, [min(step, max(0, size - offset)) for size in sizes]
+
+
+class Transport:
+    """A private duplicate of a communicator, and the buffers to receive in.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    limit : int
+        Bytes that one MPI call may move in total.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, limit: int = LIMIT) -> None:
+        if not hasattr(comm, "Allgatherv"):
+            raise ConfigError(f"comm is {comm!r}: give an mpi4py communicator, such as MPI.COMM_WORLD")
+        self._comm = comm.Dup()
+        self._limit = limit
+        self._received: Bytes = np.empty(0, np.uint8)
+        self._staged: Bytes = np.empty(0, np.uint8)
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+
+    def processors(self) -> int:
+        """Return this rank's share of the processors that the ranks of its node may use."""
+        from mpi4py import MPI
+
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks = node.Get_size()
+        node.Free()
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, usable // ranks)
+
+    def free(self) -> None:
+        """Give the communicator back (collective)."""
+        self._comm.Free()
+
+    def gather_objects(self, mine: Any) -> list[Any]:
+        """Return the (small) objects of all ranks, everywhere."""
+        return self._comm.allgather(mine)
+
+    def sizes(self, mine: int) -> list[int]:
+        """Return the sizes that all ranks announce; `FAILED` stands for one that cannot go on."""
+        every = np.empty(self.size, np.int64)
+        self._comm.Allgather(np.array([mine], np.int64), every)
+        return [int(size) for size in every]
+
+    def allgatherv(self, message: Message, sizes: list[int]) -> Messages:
+        """Gather the messages of all ranks, of the given sizes; valid until the next exchange."""
+        starts = list(accumulate(sizes, initial=0))
+        total = starts.pop()
+        self._reserve(total)
+        received = self._received[:total]
+        if total <= self._limit:
+            self._comm.Allgatherv(message.buffer, [received, (sizes, starts)])
+        else:
+            self._allgatherv_in_rounds(message.buffer, sizes, starts, received)
+        return Messages(received, starts, sizes)
+
+    def _allgatherv_in_rounds(
+        self, sent: Bytes, sizes: Sequence[int], targets: list[int], received: Bytes
+    ) -> None:
+        for offset, counts in rounds(sizes, self._limit):
+            starts = list(accumulate(counts, initial=0))
+            part = sent[offset : offset + counts[self.rank]]
+            self._comm.Allgatherv(part, [self._staged[: starts[-1]], (counts, starts[:-1])])
+            for start, count, target in zip(starts, counts, targets, strict=False):
+                received[target + offset : target + offset + count] = self._staged[start : start + count]
+
+    def _reserve(self, total: int) -> None:
+        """Make room for what arrives. All ranks grow together, so that none fails alone."""
+        if total <= self._received.size:
+            return
+        failure = None
+        try:
+            received = np.empty(total, np.uint8)
+            staged = np.empty(self._limit if total > self._limit else 0, np.uint8)
+        except MemoryError as error:
+            failure = f"rank {self.rank} has no memory for {total} bytes of messages: {error}"
+        failures = [text for text in self.gather_objects(failure) if text]
+        if failures:
+            raise ExchangeError("; ".join(failures) + "; lower the density, or run fewer ranks on a node")
+        self._received, self._staged = received, staged
+
+    def allreduce(self, values: Array, total: Array) -> None:
+        """Write the sum over the ranks to `total`."""
+        for part in self._parts(values):
+            self._comm.Allreduce(values[part], total[part])
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """Copy the root's bytes to all other ranks."""
+        flat = array.reshape(-1).view(np.uint8)
+        for part in self._parts(flat):
+            self._comm.Bcast(flat[part], root)
+
+    def _parts(self, array: Array) -> Iterator[slice]:
+        step = max(1, self._limit // array.itemsize)
+        return (slice(at, at + step) for at in range(0, array.size, step))
+
+    def latest(self, arrival: int) -> int:
+        """Return the largest value of all ranks (and wait for the slowest)."""
+        from mpi4py import MPI
+
+        every = np.empty(1, np.int64)
+        self._comm.Allreduce(np.array([arrival], np.int64), every, op=MPI.MAX)
+        return int(every[0])
+
+    def clock_offset(self, clock: Callable[[], int]) -> int:
+        """Return what to add to this rank's clock, in ns, to get that of rank 0.
+
+        One rank of each node bounces messages with rank 0 and takes the quickest exchange, half of
+        whose time the answer was on its way (Cristian 1989); the others of a node share its clock.
+        """
+        from mpi4py import MPI
+
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        leader = self._comm.allgather(node.bcast(self.rank))
+        offset, mine = 0, np.empty(1, np.int64)
+        for other in sorted(set(leader) - {leader[0]}):
+            if self.rank == leader[0]:
+                for _ in range(PINGS):
+                    self._comm.Recv(mine, other)
+                    self._comm.Send(np.array([clock()], np.int64), other)
+            elif self.rank == other:
+                quickest = None
+                for _ in range(PINGS):
+                    sent = clock()
+                    self._comm.Send(mine, leader[0])
+                    self._comm.Recv(mine, leader[0])
+                    taken = clock() - sent
+                    if quickest is None or taken < quickest:
+                        quickest, offset = taken, int(mine[0]) - sent - taken // 2
+        offset = int(node.bcast(offset))
+        node.Free()
+        return offset
+
+
+def abort_on_error() -> None:
+    """End the whole job when an exception is not handled on one rank.
+
+    Without it that rank ends alone and the others wait for it for ever. Call it at the start of a
+    program; it prints the rank with the traceback and calls `MPI_Abort`.
+    """
+    import sys
+    import threading
+    import traceback
+    from types import TracebackType
+
+    from mpi4py import MPI
+
+    def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        rank = MPI.COMM_WORLD.Get_rank()
+        sys.stdout.flush()
+        sys.stderr.write("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()))
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = report
+    threading.excepthook = lambda args: report(args.exc_type, args.exc_value, args.exc_traceback)

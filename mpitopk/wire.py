@@ -1,0 +1,211 @@
+"""What travels: a fixed header, indices, values. Little-endian, one contiguous buffer per rank.
+
+=======  ====================================================================================
+bytes    field
+=======  ====================================================================================
+0-3      magic ``mTk1``
+4        status: 0 fine, 1 the accumulated gradient is not finite, 2 the rank has failed
+5        size of a value in bytes
+6-7      zero
+8-15     step
+16-23    count: entries sent with an index
+24-31    digest of the layout
+32-39    when this rank came to the exchange, in ns of the clock that all ranks share
+40-      indices, uint32, ascending, padded to 8 bytes
+...      values: those of the indices, then those of the dense pieces; padded to 8 bytes
+=======  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpitopk.errors import ExchangeError
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array, Bytes
+
+MAGIC = int.from_bytes(b"mTk1", "little")
+HEADER = Struct("<IBBHqqQq")
+ARRIVAL = Struct("<q")
+ARRIVAL_AT = HEADER.size - ARRIVAL.size
+COUNT_AT = 16
+STATUS_AT = 4
+ITEMSIZE_AT = 5
+
+
+class Status(IntEnum):
+    """How a rank comes to the exchange."""
+
+    FINE = 0
+    NONFINITE = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fields of a header, in their order."""
+
+    magic: int
+    status: int
+    itemsize: int
+    reserved: int
+    step: int
+    count: int
+    layout: int
+    arrival: int
+
+
+def _padded(nbytes: int) -> int:
+    return (nbytes + 7) & ~7
+
+
+def message_bytes(count: int, dense: int, itemsize: int) -> int:
+    """Return the size of a message with `count` indexed and `dense` further values."""
+    return HEADER.size + _padded(4 * count) + _padded(itemsize * (count + dense))
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One rank's message.
+
+    Attributes
+    ----------
+    buffer : uint8 array
+        The whole message.
+    indices : uint32 array, shape (count,)
+    values : array of the wire's type, shape (count + dense,)
+    """
+
+    buffer: Bytes
+    indices: Array
+    values: Array
+
+    @classmethod
+    def parse(cls, buffer: Bytes, count: int, dense: int, dtype: str) -> Message:
+        """Return views into a buffer that begins with a message."""
+        itemsize = np.dtype(dtype).itemsize
+        at = HEADER.size
+        to = at + _padded(4 * count)
+        return cls(
+            buffer[: message_bytes(count, dense, itemsize)],
+            buffer[at : at + 4 * count].view("<u4"),
+            buffer[to : to + itemsize * (count + dense)].view(dtype),
+        )
+
+    @classmethod
+    def blank(cls, buffer: Bytes, count: int, dense: int, dtype: str) -> Message:
+        """Return a message of zeros in the given buffer, its header begun."""
+        message = cls.parse(buffer, count, dense, dtype)
+        message.buffer.fill(0)
+        message.sign(Status.FINE, step=0, layout=0, arrival=0)
+        return message
+
+    def sign(self, status: Status, *, step: int, layout: int, arrival: int) -> None:
+        """Write the header."""
+        form = self.values.itemsize, 0, step, self.indices.size
+        HEADER.pack_into(self.buffer.data, 0, MAGIC, status, *form, layout, arrival)
+
+    @property
+    def alone(self) -> Messages:
+        """The messages of a group that has this one only."""
+        return Messages(self.buffer, [0], [self.buffer.size])
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """The messages of all ranks, in rank order, in one buffer.
+
+    Attributes
+    ----------
+    buffer : uint8 array
+    starts : list of int
+        Where each message begins, in bytes; multiples of 8.
+    sizes : list of int
+        Bytes of each message.
+    """
+
+    buffer: Bytes
+    starts: list[int]
+    sizes: list[int]
+
+    @property
+    def headers(self) -> list[Header]:
+        """The headers of all ranks."""
+        return [Header(*HEADER.unpack_from(self.buffer.data, start)) for start in self.starts]
+
+    @property
+    def latest(self) -> int:
+        """When the last rank came to the exchange."""
+        view = self.buffer.data
+        times: list[int] = [ARRIVAL.unpack_from(view, start + ARRIVAL_AT)[0] for start in self.starts]
+        return max(times)
+
+    @property
+    def counts(self) -> Array:
+        """Entries with an index, of each message: int64, shape (P,)."""
+        at = np.array(self.starts) + COUNT_AT
+        counts: Array = self.buffer.view("<i8")[at >> 3]
+        return counts
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return int(self.buffer[ITEMSIZE_AT])
+
+    def all_fine(self, own: Message, *, layout: int, step: int) -> bool:
+        """Return whether all ranks can go on.
+
+        Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
+        """
+        view, mine = self.buffer.data, own.buffer[:ARRIVAL_AT].tobytes()
+        alike = all(view[start : start + ARRIVAL_AT] == mine for start in self.starts)
+        if alike and self.sizes == [own.buffer.size] * len(self.sizes):
+            return mine[STATUS_AT] == Status.FINE
+        headers = self.headers
+        for rank, header in enumerate(headers):
+            self._check(rank, header, own, layout, step)
+        return all(header.status == Status.FINE for header in headers)
+
+    def _check(self, rank: int, header: Header, own: Message, layout: int, step: int) -> None:
+        dense, itemsize = own.values.size - own.indices.size, own.values.itemsize
+        expected = {"magic": MAGIC, "layout": layout, "step": step, "itemsize": itemsize}
+        for name, right in expected.items():
+            if getattr(header, name) != right:
+                raise ExchangeError(
+                    f"the message of rank {rank} has {name} {getattr(header, name)}, expected {right}: "
+                    "every rank must call allreduce equally often, on runtimes made together"
+                )
+        if header.count < 0 or message_bytes(header.count, dense, itemsize) != self.sizes[rank]:
+            raise ExchangeError(
+                f"the message of rank {rank} has {self.sizes[rank]} bytes, which {header.count} indexed and "
+                f"{dense} further values do not fill: it was damaged on the way, or its sender has a defect"
+            )
+
+    def parts(self, dense: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the indices and values of each message; `dense`: rows (start, stop)."""
+        further = int((dense[:, 1] - dense[:, 0]).sum())
+        dtype = f"f{self.itemsize}"
+        for start, count in zip(self.starts, self.counts.tolist(), strict=True):
+            message = Message.parse(self.buffer[start:], count, further, dtype)
+            yield message.indices, message.values
+
+    def intact(self, held: int, size: int) -> int:
+        """Return the result of a compiled merge, or raise what its negative values stand for."""
+        if held < 0:
+            raise corrupt(-1 - held, size)
+        return held
+
+
+def corrupt(rank: int, size: int) -> ExchangeError:
+    """Return the error for a message whose indices cannot be right."""
+    return ExchangeError(
+        f"the message of rank {rank} has indices that are not ascending or not below {size}: "
+        "it was damaged on the way, or its sender has a defect; the residual is as before the step"
+    )
