@@ -5,7 +5,7 @@ from importlib.metadata import version
 from mpitopk.errors import MpiTopkError
 from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
-from mpitopk.schemes import SCHEMES, Dense, RandomK, Sparse, TopK, make_scheme
+from mpitopk.schemes import SCHEMES, Dense, RandomK, Scheme, Sparse, TopK, make_scheme
 from mpitopk.simulate import Simulation
 from mpitopk.state import saved_size
 from mpitopk.transport import abort_on_error
@@ -19,6 +19,7 @@ __all__ = [
     "MpiTopkError",
     "RandomK",
     "Runtime",
+    "Scheme",
     "Simulation",
     "Sparse",
     "TopK",

@@ -1,0 +1,228 @@
+"""Train a small network on several ranks: mpirun -n 4 python examples/train_mlp.py --density 0.01
+
+Data parallelism as one writes it by hand: every rank computes the gradient of its share of each batch,
+`runtime.allreduce` averages the gradients, and every rank makes the same update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks share the processors
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import numpy as xp
+from datasets import DATASETS, Data
+from mpi4py import MPI
+
+import mpitopk
+
+Array: TypeAlias = np.ndarray[Any, Any]
+PHASES = "forward backward accumulate select pack exchange wait transfer merge update".split()
+
+
+class Network:
+    """Input, one hidden layer of rectified units, softmax. Parameters and gradient are flat."""
+
+    def __init__(self, data: Data, hidden: int) -> None:
+        self.layout = mpitopk.Layout(
+            {"w1": (data.features, hidden), "b1": hidden, "w2": (hidden, data.classes), "b2": data.classes}
+        )
+
+    def start(self, seed: int) -> Array:
+        """Return random parameters (He et al. 2015)."""
+        rng = np.random.default_rng(seed)
+        parameters = xp.zeros(self.layout.size, xp.float32)
+        for view in self.layout.views(parameters).values():
+            if view.ndim == 2:
+                view[...] = rng.standard_normal(view.shape) * (2 / view.shape[0]) ** 0.5
+        return parameters
+
+    def forward(self, parameters: Array, inputs: Array) -> tuple[Array, Array]:
+        """Return the hidden activations and the logarithms of the probabilities."""
+        p = self.layout.views(parameters)
+        hidden = xp.maximum(inputs @ p["w1"] + p["b1"], 0)
+        logits = hidden @ p["w2"] + p["b2"]
+        logits -= logits.max(axis=1, keepdims=True)
+        return hidden, logits - xp.log(xp.exp(logits).sum(axis=1, keepdims=True))
+
+    def backward(
+        self, parameters: Array, inputs: Array, hidden: Array, error: Array, gradient: Array
+    ) -> None:
+        """Write the gradient, given the derivative of the loss by the logits."""
+        p, g = self.layout.views(parameters), self.layout.views(gradient)
+        xp.matmul(hidden.T, error, out=g["w2"])
+        error.sum(axis=0, out=g["b2"])
+        behind = (error @ p["w2"].T) * (hidden > 0)
+        xp.matmul(inputs.T, behind, out=g["w1"])
+        behind.sum(axis=0, out=g["b1"])
+
+
+@dataclass
+class Training:
+    """What the training loop needs; `train` is also called by the comparison of the schemes."""
+
+    data: Data
+    hidden: int = 256
+    batch: int = 256
+    rate: float = 0.1
+    momentum: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.network = Network(self.data, self.hidden)
+        self.parameters = self.network.start(self.seed)
+        self.velocity = xp.zeros_like(self.parameters)
+
+    def share(self, step: int, rank: int, ranks: int) -> Array:
+        """Return the positions of this rank's part of the batch of a step."""
+        rng = np.random.default_rng((self.seed, step))
+        return rng.integers(0, self.data.training, max(self.batch, ranks))[rank::ranks]
+
+    def train(self, runtime: mpitopk.Runtime, rank: int, ranks: int, steps: int, report: Any = None) -> None:
+        """Take steps until there have been `steps` of them."""
+        gradient = runtime.gradient
+        while runtime.step < steps:
+            step = runtime.step
+            inputs, labels = self.data.batch(self.share(step, rank, ranks))
+            with runtime.range("forward"):
+                hidden, log_probability = self.network.forward(self.parameters, inputs)
+            with runtime.range("backward"):
+                error = xp.exp(log_probability)
+                error[np.arange(len(labels)), labels] -= 1
+                error *= ranks / max(self.batch, ranks)
+                self.network.backward(self.parameters, inputs, hidden, error, gradient)
+            mean = runtime.allreduce(gradient)
+            with runtime.range("update"):
+                rate = self.rate * min(1, 2 * (1 - step / steps))
+                self.velocity *= self.momentum
+                self.velocity += mean
+                self.parameters -= rate * self.velocity
+            if report is not None:
+                report(step + 1)
+
+    def test(self) -> tuple[float, float]:
+        """Return the loss on held-out data, in bits, and the accuracy."""
+        at = np.arange(self.data.training, len(self.data.labels))[:20000]
+        inputs, labels = self.data.batch(at)
+        _, log_probability = self.network.forward(self.parameters, inputs)
+        loss = -log_probability[np.arange(len(labels)), labels].mean() / np.log(2)
+        return float(loss), float((log_probability.argmax(axis=1) == labels).mean())
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", choices=DATASETS, default="mnist")
+    parser.add_argument("--data-folder", metavar="DIR", help="IDX files of MNIST")
+    parser.add_argument("--scheme", choices=mpitopk.SCHEMES, default="topk")
+    parser.add_argument("--density", type=float, help="part of the entries to send (default: 0.01)")
+    parser.add_argument("--steps", type=int, default=400, help="steps in total (default: 400)")
+    parser.add_argument("--batch", type=int, default=256, help="inputs a step, of all ranks (default: 256)")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden units (default: 256)")
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", metavar="PREFIX", help="write PREFIX-RANK.npz at the end")
+    parser.add_argument("--resume", metavar="PREFIX", help="go on from what --save wrote")
+    parser.add_argument("--progress", action="store_true", help="show a bar")
+    options = parser.parse_args()
+    given = {} if options.density is None else {"density": options.density}
+    if not given and options.scheme != "dense":
+        given = {"density": 0.01}
+    try:
+        options.scheme = mpitopk.make_scheme(options.scheme, **given)
+    except mpitopk.MpiTopkError as error:
+        parser.error(str(error))
+    return options
+
+
+def on_rank_0(comm: MPI.Intracomm, function: Any) -> Any:
+    """Return what a function returns on rank 0; where it fails, end all ranks with its message."""
+    result = None
+    if comm.rank == 0:
+        try:
+            result = function()
+        except (OSError, ValueError) as error:
+            result = error
+    result = comm.bcast(result)
+    if isinstance(result, Exception):
+        sys.exit(f"train_mlp.py: {result}" if comm.rank == 0 else 1)
+    return result
+
+
+def save(prefix: str, rank: int, runtime: mpitopk.Runtime, training: Training) -> None:
+    """Write this rank's file: its own state, and parameters and velocity, which all ranks share."""
+    shared = {"parameters": training.parameters, "velocity": training.velocity}
+    np.savez(f"{prefix}-{rank}.npz", **shared, **runtime.state_dict())  # type: ignore[arg-type]
+
+
+def resume(prefix: str, comm: MPI.Intracomm, runtime: mpitopk.Runtime, training: Training) -> None:
+    """Go on from saved files, of any number of ranks."""
+    first = on_rank_0(comm, lambda: dict(np.load(f"{prefix}-0.npz")))
+    training.parameters[:] = first["parameters"]
+    training.velocity[:] = first["velocity"]
+    mine = range(comm.rank, mpitopk.saved_size(first), comm.size)
+    runtime.load_state_dict(*[dict(np.load(f"{prefix}-{rank}.npz")) for rank in mine])
+
+
+def summary(runtime: mpitopk.Runtime, taken: int) -> str:
+    """Return what the steps have cost this rank."""
+    metrics = runtime.metrics
+    lines = ["ms a step (exchange: wait for the slowest, then transfer)"]
+    lines += [f"  {n:11}{1e3 * metrics.seconds[n] / taken:8.3f}" for n in PHASES if n in metrics.seconds]
+    if metrics.dense_bytes:
+        got, dense = metrics.bytes / 2**20, metrics.dense_bytes / 2**20
+        lines.append(f"received {got:.2f} MiB, dense {dense:.2f} MiB: {got / dense:.1%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train and report."""
+    comm = MPI.COMM_WORLD
+    rank, ranks = comm.rank, comm.size
+    mpitopk.abort_on_error()
+    with contextlib.ExitStack() as quiet:
+        if rank > 0:
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        options = parse()
+    data = on_rank_0(comm, lambda: DATASETS[options.data](options.data_folder))
+    training = Training(data, options.hidden, options.batch, options.rate, seed=options.seed)
+    with mpitopk.Runtime(comm, training.network.layout, options.scheme) as runtime:
+        runtime.broadcast(training.parameters)
+        if options.resume:
+            resume(options.resume, comm, runtime, training)
+        started = runtime.step
+
+        def report(step: int) -> None:
+            if rank > 0:
+                return
+            if options.progress:
+                done = 40 * step // options.steps
+                end = "\n" if step == options.steps else ""
+                print(f"\r[{'=' * done}{' ' * (40 - done)}] {step}", end=end, file=sys.stderr, flush=True)
+            if step % max(1, options.steps // 5) == 0 or step == options.steps:
+                loss, accuracy = training.test()
+                result = f"{loss:.4f} bits a character" if data.text else f"accuracy {accuracy:.2%}"
+                print(f"step {step:5}  loss {loss:.4f} bits  {result}", flush=True)
+
+        if rank == 0:
+            print(f"{ranks} ranks, {runtime.layout}, {runtime.scheme.describe()}", flush=True)
+        training.train(runtime, rank, ranks, options.steps, report)
+        runtime.check_replicas(training.parameters)
+        if rank == 0 and runtime.step > started:
+            print(summary(runtime, runtime.step - started))
+            print(f"parameters identical on all {ranks} ranks")
+        if options.save:
+            save(options.save, rank, runtime, training)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Does it train as well? mpirun -n 4 python profiling/compare.py
+
+Dense, TopK and RandomK with and without error feedback, with the same hyperparameters and seeds, on the
+data sets of the example. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+# First, since it limits the threads of NumPy's BLAS.
+from train_mlp import Training, on_rank_0
+
+# isort: split
+from datasets import DATASETS, Data
+from mpi4py import MPI
+
+import mpitopk
+
+DENSITY = 0.01
+SCHEMES = {
+    "Dense": mpitopk.Dense(),
+    "TopK 0.01": mpitopk.TopK(DENSITY),
+    "TopK 0.01, float16": mpitopk.TopK(DENSITY, values="float16"),
+    "RandomK 0.01": mpitopk.RandomK(DENSITY),
+    "RandomK 0.01, no feedback": mpitopk.RandomK(DENSITY, feedback=False),
+}
+
+
+def train(data: Data, scheme: mpitopk.Scheme, seed: int, steps: int) -> tuple[float, float]:
+    """Return bits a character, or accuracy in percent; and the part of Dense's bytes."""
+    comm = MPI.COMM_WORLD
+    training = Training(data, seed=seed)
+    with mpitopk.Runtime(comm, training.network.layout, scheme) as runtime:
+        runtime.broadcast(training.parameters)
+        training.train(runtime, comm.rank, comm.size, steps)
+        runtime.check_replicas(training.parameters)
+        loss, accuracy = training.test()
+        part = runtime.metrics.bytes / max(1, runtime.metrics.dense_bytes)
+    return (loss if data.text else 100 * accuracy), part
+
+
+def main() -> None:
+    """Train all and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=600)
+    options = parser.parse_args()
+    mpitopk.abort_on_error()
+    comm = MPI.COMM_WORLD
+
+    def show(*cells: str) -> None:
+        if comm.rank == 0:
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+    show("data", "scheme", "result", "spread", "against Dense", "bytes")
+    show("---", "---", "---", "---", "---", "---")
+    for name, unit in {"mnist": "% right", "text": "bits/char"}.items():
+        data = on_rank_0(comm, partial(DATASETS[name], None))
+        dense = 0.0
+        for title, scheme in SCHEMES.items():
+            runs = [train(data, scheme, seed, options.steps) for seed in range(options.seeds)]
+            results = [result for result, _ in runs]
+            dense = mean(results) if title == "Dense" else dense
+            spread = stdev(results) if len(results) > 1 else 0.0
+            difference = f"{mean(results) - dense:+.3f}"
+            show(name, title, f"{mean(results):.3f} {unit}", f"{spread:.3f}", difference, f"{runs[0][1]:.1%}")
+
+
+if __name__ == "__main__":
+    main()
