@@ -25,7 +25,8 @@ from mpi4py import MPI
 import mpitopk
 
 Array: TypeAlias = np.ndarray[Any, Any]
-PHASES = "forward backward accumulate select pack exchange wait transfer merge update".split()
+PHASES = ["forward", "backward", "accumulate", "select", "pack"]
+PHASES += ["exchange", "wait", "transfer", "merge", "update"]
 
 
 class Network:

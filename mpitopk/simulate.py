@@ -93,13 +93,14 @@ class Simulation:
             raise ConfigError(f"{len(gradients)} gradients for {len(self.participants)} ranks")
         pairs = zip(self.participants, gradients, strict=True)
         requests = [participant.begin(gradient, sparse) for participant, gradient in pairs]
-        while any(request is not None for request in requests):
+        while True:
             results = self._exchange(requests)
             if results is None:
                 return self._end_together(sparse)
             pairs = zip(self.participants, results, strict=True)
             requests = [participant.resume(result) for participant, result in pairs]
-        return self._same([participant.result for participant in self.participants])
+            if not any(requests):
+                return self._same([participant.result for participant in self.participants])
 
     def _end_together(self, sparse: bool) -> Array | Sparse:
         reports: list[Report | None] = [participant.report() for participant in self.participants]

@@ -91,6 +91,7 @@ class Memory(State):
         layout, device = rank.layout, rank.device
         self._device = device
         self._accumulator = layout.accumulator
+        self._feedback = feedback
         self.residual = device.zeros(layout.size if feedback else 0, self._accumulator)
         self.spare = device.empty(layout.size, self._accumulator)
         self._density: float | None = None
@@ -98,7 +99,7 @@ class Memory(State):
 
     @property
     def saved(self) -> dict[str, Array]:
-        return {"residual": self.residual} if self.residual.size else {}
+        return {"residual": self.residual} if self._feedback else {}
 
     def commit(self) -> None:
         """Keep what was accumulated and not sent."""

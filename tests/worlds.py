@@ -1,0 +1,60 @@
+"""Ranks to test with: simulated ones, or those of MPI, behind the same few calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import mpitopk
+
+Array = np.ndarray[Any, Any]
+
+
+class Simulated:
+    """Many ranks in this process."""
+
+    def __init__(self, size: int, layout: mpitopk.Layout, scheme: mpitopk.Scheme, **options: Any) -> None:
+        self.size = size
+        self.simulation = mpitopk.Simulation(size, layout, scheme, **options)
+
+    def step(self, gradients: Any, sparse: bool = False) -> Any:
+        return self.simulation.allreduce(gradients, sparse)
+
+    def residuals(self) -> list[Array]:
+        return [state["residual"].copy() for state in self.simulation.residuals]
+
+    def steps(self) -> int:
+        return self.simulation.participants[0].rank.step
+
+
+class Mpi:
+    """The ranks of a communicator, of which this process is one."""
+
+    def __init__(self, comm: Any, layout: mpitopk.Layout, scheme: mpitopk.Scheme, **options: Any) -> None:
+        self.comm = comm
+        self.size = comm.size
+        self.runtime = mpitopk.Runtime(comm, layout, scheme, **options)
+
+    def step(self, gradients: Any, sparse: bool = False) -> Any:
+        mean = self.runtime.allreduce(gradients[self.comm.rank], sparse)
+        self.runtime.check_replicas(list(mean) if sparse else mean)
+        return mean
+
+    def residuals(self) -> list[Array]:
+        mine = [v.reshape(-1) for k, v in self.runtime.state_dict().items() if k.startswith("residual/")]
+        every: list[Array] = self.comm.allgather(np.concatenate(mine))
+        return every
+
+    def steps(self) -> int:
+        return self.runtime.step
+
+
+LAYOUT = mpitopk.Layout({"w": (12, 10), "b": 7, "none": 0, "v": 60, "s": ()})
+SEGMENTS = [(s.start, s.stop) for s in LAYOUT]
+
+
+def whole(ranks: int, step: int, layout: mpitopk.Layout = LAYOUT, dtype: Any = np.float32) -> Array:
+    """Gradients of whole numbers, with many ties."""
+    rng = np.random.default_rng((ranks, step))
+    return rng.integers(-40, 41, (ranks, layout.size)).astype(dtype)
