@@ -87,10 +87,19 @@ class Training:
         rng = np.random.default_rng((self.seed, step))
         return rng.integers(0, self.data.training, max(self.batch, ranks))[rank::ranks]
 
-    def train(self, runtime: mpitopk.Runtime, rank: int, ranks: int, steps: int, report: Any = None) -> None:
-        """Take steps until there have been `steps` of them."""
+    def train(
+        self,
+        runtime: mpitopk.Runtime,
+        rank: int,
+        ranks: int,
+        steps: int,
+        *,
+        stop: int | None = None,
+        report: Any = None,
+    ) -> None:
+        """Take steps until there have been `steps` of them, or `stop`."""
         gradient = runtime.gradient
-        while runtime.step < steps:
+        while runtime.step < (stop or steps):
             step = runtime.step
             inputs, labels = self.data.batch(self.share(step, rank, ranks))
             with runtime.range("forward"):
@@ -132,6 +141,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="PREFIX", help="write PREFIX-RANK.npz at the end")
     parser.add_argument("--resume", metavar="PREFIX", help="go on from what --save wrote")
+    parser.add_argument("--stop", type=int, metavar="STEP", help="stop early, to be resumed")
     parser.add_argument("--progress", action="store_true", help="show a bar")
     options = parser.parse_args()
     given = {} if options.density is None else {"density": options.density}
@@ -216,7 +226,7 @@ def main() -> None:
 
         if rank == 0:
             print(f"{ranks} ranks, {runtime.layout}, {runtime.scheme.describe()}", flush=True)
-        training.train(runtime, rank, ranks, options.steps, report)
+        training.train(runtime, rank, ranks, options.steps, stop=options.stop, report=report)
         runtime.check_replicas(training.parameters)
         if rank == 0 and runtime.step > started:
             print(summary(runtime, runtime.step - started))

@@ -44,7 +44,6 @@ def raises_together(comm: Any, error: type[Exception], match: str, call: Any) ->
     assert len(set(comm.allgather(str(raised.value)))) == 1
 
 
-@pytest.mark.ranks64
 @pytest.mark.parametrize("options", bodies.TOPK.values(), ids=bodies.TOPK)
 def test_topk_follows_the_oracle(comm: Any, options: dict[str, Any], device: str) -> None:
     bodies.follows_the_oracle(Mpi(comm, LAYOUT, TopK(**options), device=device), options)
@@ -60,7 +59,6 @@ def test_a_sparse_mean_is_the_dense_one(comm: Any, scheme: Any, device: str) -> 
     bodies.sparse_is_dense(*[Mpi(comm, LAYOUT, scheme, device=device) for _ in range(2)])
 
 
-@pytest.mark.ranks64
 @pytest.mark.parametrize("what", bodies.broken_gradients(1, 0))
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_a_failed_step_leaves_no_trace(comm: Any, scheme: Any, what: str, device: str) -> None:
@@ -240,7 +238,6 @@ def test_bad_states_are_refused_and_nothing_changes(comm: Any) -> None:
     assert world.steps() == 1
 
 
-@pytest.mark.ranks64
 def test_metrics_count_what_the_others_sent(comm: Any) -> None:
     runtime = Runtime(comm, LAYOUT, TopK(0.1))
     for step in range(3):
@@ -308,3 +305,14 @@ def test_an_exception_leaves_the_context_without_waiting(comm: Any) -> None:
             runtime.allreduce(whole(1, 0)[0])
     else:
         comm.Split(1).Free()
+
+
+@pytest.mark.ranks64
+def test_many_ranks(comm: Any) -> None:
+    """The small set for 64 ranks; the other tests run on fewer."""
+    for name in ("whole buffer", "small ones dense"):
+        bodies.follows_the_oracle(Mpi(comm, LAYOUT, TopK(**bodies.TOPK[name])), bodies.TOPK[name], steps=2)
+    bodies.conserves(Mpi(comm, LAYOUT, RandomK(0.1)), steps=2)
+    for what in ("nan", "size"):
+        broken = bodies.broken_gradients(comm.size, comm.size - 1)[what]
+        bodies.fails_without_trace(Mpi(comm, LAYOUT, TopK(0.1)), *broken)

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# All tests: in one process, then on 1, 2, 3, 4 and 7 ranks, then a small set on 64.
+#   tests/run.sh            everything
+#   tests/run.sh --quick    what depends on the MPI library: 2 and 3 ranks
+# PYTHON names the interpreter; by default that of .venv, where examples/quickstart.sh has installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-.venv/bin/python}
+command -v "$python" >/dev/null || { echo "$python is missing: run examples/quickstart.sh first" >&2; exit 1; }
+bin=$(dirname "$(command -v "$python")")
+mpiexec=$bin/mpiexec
+[ -x "$mpiexec" ] || mpiexec=mpiexec
+export OMP_NUM_THREADS=1
+
+"$python" -m pip install --quiet . --group test
+if "$python" -c 'from mpi4py import MPI; raise SystemExit("Open MPI" not in MPI.Get_library_version())'; then
+  . .ci/env.openmpi
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0
+runs=0
+
+run() { # title, command...
+  echo "== $1"
+  shift
+  if ! "$@" >"$log" 2>&1; then
+    cat "$log"
+    echo "FAILED: $*" >&2
+    exit 1
+  fi
+  grep -E '^SKIPPED|^[0-9]+ passed' "$log"
+  passed=$((passed + $(grep -oE '^[0-9]+ passed' "$log" | grep -oE '[0-9]+')))
+  runs=$((runs + 1))
+}
+
+on_ranks() { # ranks, marks
+  run "$1 ranks" "$mpiexec" -n "$1" "$python" -m pytest -q --with-mpi --only-mpi -p no:cacheprovider -m "$2"
+}
+
+if [ "${1:-}" = --quick ]; then
+  for ranks in 2 3; do on_ranks "$ranks" mpi; done
+else
+  run "one process" "$python" -m pytest -q
+  for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
+  on_ranks 64 ranks64
+fi
+echo "all passed: $passed tests in $runs runs"

