@@ -41,13 +41,12 @@ class Runtime:
     scheme : Scheme
         Such as `TopK(density=0.01)` or `Dense()`.
     device : {"auto", "host", "numpy"}
-        Where to work: on the host with the compiled kernels, or in plain NumPy; "auto" takes the
-        best that is there.
+        Compiled kernels or plain NumPy, on the host; "auto" takes the best that is there.
     threads : int, optional
         Threads of a rank; by default its share of the processors that the node's ranks may use.
     nonfinite : {"raise", "skip", "zero"}
-        What to do about NaN and Inf: raise `NonFiniteError` on all ranks, skip the step on all
-        ranks (its mean is zero), or set such entries of the gradient to zero, in place.
+        What to do about NaN and Inf: raise `NonFiniteError`, or skip the step (its mean is zero), on
+        all ranks; or set such entries of the gradient to zero, in place.
     limit : int
         Bytes that one MPI call may move in total; larger exchanges go in rounds.
 
@@ -152,7 +151,7 @@ class Runtime:
         return self._participant.rank.step
 
     def range(self, name: str) -> Range:
-        """Return a range for the user's own code, as in `with runtime.range("forward"): ...`."""
+        """Return a range for the user's own code: `with runtime.range("forward"): ...`."""
         return self._trace.range(name)
 
     def allreduce(self, gradient: object, sparse: bool = False) -> Any:
@@ -266,8 +265,7 @@ class Runtime:
         Raises
         ------
         StateError
-            On all ranks, if a state is corrupt or foreign, missing or given twice. Nothing is then
-            changed.
+            On all ranks, if a state is corrupt, foreign, missing or given twice. Nothing changes then.
         """
         self._open()
         gather, rank = self._transport.gather_objects, self._transport.rank

@@ -1,0 +1,74 @@
+"""What can be handed over as a gradient."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitopk.device.arrays import flat_gradient, host_array
+from mpitopk.errors import GradientError
+from mpitopk.layout import Layout
+
+LAYOUT = Layout({"w": 6})
+
+
+class Tensor:
+    """As PyTorch's and JAX's arrays on the host: DLPack and nothing else."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, Tensor, memoryview, lambda x: array.array("f", x)])
+def test_memory_is_shared_not_copied(wrap: Any) -> None:
+    x = np.arange(6, dtype=np.float32)
+    view = flat_gradient(wrap(x), LAYOUT, writable=False)
+    np.testing.assert_array_equal(view, x)
+    if not isinstance(wrap(x), array.array):
+        x[0] = 9
+        assert view[0] == 9
+
+
+def test_bits_of_bfloat16() -> None:
+    layout = Layout({"w": 6}, dtype="bfloat16")
+    assert flat_gradient(np.zeros(6, np.uint16), layout, writable=False).dtype == np.uint16
+    with pytest.raises(GradientError, match="view the bits of bfloat16 as uint16"):
+        flat_gradient(np.zeros(6, np.float32), layout, writable=False)
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [
+        (np.zeros(6, ">f4"), "native byte order|dtype"),
+        (np.zeros(25, np.uint8)[1:].view(np.float32), "aligned"),
+        ([0.0] * 6, "cannot be viewed"),
+        (None, "cannot be viewed"),
+        ("gradient", "cannot be viewed"),
+    ],
+)
+def test_what_cannot_be_used(x: Any, match: str) -> None:
+    with pytest.raises(GradientError, match=match):
+        flat_gradient(x, LAYOUT, writable=False)
+
+
+def test_read_only_gradients_do_unless_they_are_to_be_cleaned() -> None:
+    x = np.zeros(6, np.float32)
+    x.flags.writeable = False
+    assert flat_gradient(x, LAYOUT, writable=False).size == 6
+    with pytest.raises(GradientError, match="writable"):
+        flat_gradient(x, LAYOUT, writable=True)
+
+
+def test_arrays_on_a_gpu_are_named() -> None:
+    gpu = type("ndarray", (), {"__cuda_array_interface__": {}})()
+    with pytest.raises(GradientError, match="is on a GPU"):
+        host_array(gpu, "the gradient")

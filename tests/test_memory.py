@@ -1,0 +1,43 @@
+"""A step allocates nothing of the gradient's size once it is warm."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitopk import Dense, Layout, RandomK, Runtime, TopK
+from mpitopk.device import WHY_NOT_COMPILED
+
+SIZE = 1_000_000
+
+
+@pytest.mark.skipif(bool(WHY_NOT_COMPILED), reason="plain NumPy needs temporaries")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    ("scheme", "sparse"),
+    [
+        (TopK(0.01), False),
+        (TopK(0.01), True),
+        (TopK(0.01, values="float16"), False),
+        (RandomK(0.01), False),
+        (RandomK(0.01), True),
+        (Dense(), False),
+    ],
+)
+def test_warm_steps_allocate_nothing_large(scheme: Any, dtype: str, sparse: bool) -> None:
+    layout = Layout({"w": SIZE}, dtype=dtype)
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(SIZE).astype(dtype) for _ in range(3)]
+    with Runtime(MPI.COMM_SELF, layout, scheme, device="host") as runtime:
+        for gradient in gradients * 2:
+            runtime.allreduce(gradient, sparse)
+        tracemalloc.start()
+        for gradient in gradients * 2:
+            runtime.allreduce(gradient, sparse)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 50_000, "bytes; the gradient has millions"
