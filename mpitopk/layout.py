@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from operator import index
 from typing import TYPE_CHECKING
 
 from mpitopk.errors import ConfigError, LayoutError
@@ -68,12 +69,16 @@ class Layout:
     def __init__(
         self, shapes: Mapping[str, int | tuple[int, ...] | list[int]], dtype: str = "float32"
     ) -> None:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise LayoutError(f"dtype {dtype!r} is unknown: give one of {', '.join(DTYPES)}")
+        if not isinstance(shapes, Mapping):
+            raise LayoutError(f"the shapes are {shapes!r}: give a mapping of names to shapes")
+        if len({str(name) for name in shapes}) < len(shapes):
+            raise LayoutError(f"the names {', '.join(map(repr, shapes))} are not all different as texts")
         segments, start = [], 0
         for name, given in shapes.items():
             try:
-                shape = (int(given),) if hasattr(given, "__index__") else tuple(map(int, given))
+                shape = (index(given),) if hasattr(given, "__index__") else tuple(map(index, given))
             except (TypeError, ValueError):
                 raise LayoutError(
                     f"segment {name!r} has shape {given!r}: give a whole number or several"
@@ -129,9 +134,9 @@ class Layout:
             )
         return {s.name: buffer[s.start : s.stop].reshape(s.shape) for s in self.segments}
 
-    def segment_at(self, index: int) -> Segment:
+    def segment_at(self, position: int) -> Segment:
         """Return the segment that holds the flat index."""
-        return next(s for s in self.segments if s.start <= index < s.stop)
+        return next(s for s in self.segments if s.start <= position < s.stop)
 
     def first_difference(self, other: list[tuple[str, tuple[int, ...]]], dtype: str) -> str:
         """Say how a layout, given as names with shapes and a dtype, differs from this one."""

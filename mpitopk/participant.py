@@ -14,7 +14,7 @@ import numpy as np
 from mpitopk.agreement import Report
 from mpitopk.collectives import Allgatherv, Collective
 from mpitopk.device.arrays import flat_gradient
-from mpitopk.errors import ConfigError, nearest
+from mpitopk.errors import ConfigError, GradientError, nearest
 from mpitopk.schemes.base import Rank, Scheme, Sparse, Steps
 from mpitopk.wire import Messages, Status
 
@@ -58,8 +58,14 @@ class Participant:
         """
         self._failure = None
         zero = self.nonfinite == "zero"
+        last, self.result = self.result, None
         try:
             self._gradient = flat_gradient(gradient, self.rank.layout, writable=zero)
+            if last is not None and np.may_share_memory(self._gradient, _values(last)):
+                raise GradientError(
+                    "expected a gradient in memory of its own, got the mean of the last step, "
+                    "which a step overwrites: make a copy"
+                )
             if zero:
                 self.rank.device.zero_nonfinite(self._gradient)
             return self._first(self._gradient, sparse)
@@ -111,8 +117,10 @@ class Participant:
         layout, device = self.rank.layout, self.rank.device
         self.rank.held = 0
         if sparse:
-            return Sparse(device.empty(0, "uint32"), device.empty(0, layout.accumulator))
-        return device.zeros(layout.size, layout.accumulator)
+            self.result = Sparse(device.empty(0, "uint32"), device.empty(0, layout.accumulator))
+        else:
+            self.result = device.zeros(layout.size, layout.accumulator)
+        return self.result
 
     @property
     def failure(self) -> Exception | None:
@@ -135,3 +143,7 @@ class Participant:
         else:
             return None
         return Report(self.rank.id, "NonFiniteError", text)
+
+
+def _values(mean: Array | Sparse) -> Array:
+    return mean.values if isinstance(mean, Sparse) else mean

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 def named(parameters: Any, layout: Layout) -> dict[str, Array]:
     """Return the arrays by name; a flat array of the layout's size is split into its segments."""
+    if parameters is None:
+        raise GradientError("there is no array: take a step that succeeds first, or give arrays")
     if isinstance(parameters, Mapping):
         given = {str(name): array for name, array in parameters.items()}
     elif isinstance(parameters, list | tuple):
@@ -30,9 +32,10 @@ def named(parameters: Any, layout: Layout) -> dict[str, Array]:
     for name, array in arrays.items():
         if not array.flags.c_contiguous:
             raise GradientError(f"{name!r} is not contiguous: make a copy")
-    flat = arrays.get("parameters")
-    if flat is not None and flat.shape == (layout.size,):
-        return layout.views(flat)
+        if array.dtype.hasobject:
+            raise GradientError(f"{name!r} holds Python objects: give an array of numbers")
+    if not isinstance(parameters, Mapping | list | tuple) and arrays["parameters"].shape == (layout.size,):
+        return layout.views(arrays["parameters"])
     return arrays
 
 
@@ -44,12 +47,19 @@ def broadcast(transport: Transport, parameters: Any, layout: Layout, root: int) 
         for name, array in arrays.items():
             if not array.flags.writeable:
                 raise GradientError(f"{name!r} cannot be written: make a copy")
-        if not 0 <= root < transport.size:
+        if not isinstance(root, int) or not 0 <= root < transport.size:
             raise GradientError(f"root is {root!r}: give a rank from 0 to {transport.size - 1}")
         return arrays
 
-    arrays = together(transport.gather_objects, transport.rank, writable, _forms)
-    _require_equal_forms(arrays.every, root)
+    arrays = together(
+        transport.gather_objects, transport.rank, writable, lambda arrays: (root, _forms(arrays))
+    )
+    for rank, (theirs, _) in enumerate(arrays.every):
+        if theirs != arrays.every[0][0]:
+            raise GradientError(
+                f"rank {rank} has root {theirs}, rank 0 has {arrays.every[0][0]}: give every rank the same"
+            )
+    _require_equal_forms([forms for _, forms in arrays.every], root)
     for array in arrays.mine.values():
         transport.broadcast(array, root)
 

@@ -17,7 +17,7 @@ from mpitopk.layout import Layout, layouts_differ
 from mpitopk.metrics import Metrics
 from mpitopk.participant import Participant
 from mpitopk.schemes.base import Rank, Scheme, Sparse
-from mpitopk.trace import Range, Trace, write_timeline
+from mpitopk.trace import Range, Trace, share_timeline
 from mpitopk.transport import LIMIT, Transport
 
 if TYPE_CHECKING:
@@ -276,12 +276,12 @@ class Runtime:
         """Write the timeline, if one was asked for, and free the communicator (collective)."""
         if self._closed:
             return
-        if self._timeline:
-            every = self._transport.gather_objects(self._trace.events)
-            if self._transport.rank == 0:
-                write_timeline(self._timeline, every)
-        self._closed = True
-        self._transport.free()
+        self._closed, transport = True, self._transport
+        try:
+            if self._timeline:
+                share_timeline(self._timeline, self._trace, transport.gather_objects, transport.rank)
+        finally:
+            transport.free()
 
     def __enter__(self) -> Runtime:
         self._open()

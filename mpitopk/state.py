@@ -49,12 +49,17 @@ def read(participant: Participant, states: Sequence[Mapping[str, Array]]) -> lis
     for state in states:
         about = _about(state)
         layout, scheme = participant.rank.layout, type(participant.scheme).__name__
-        segments = [(name, tuple(shape)) for name, shape in about["segments"]]
+        segments = about["segments"]
         if about["scheme"] != scheme:
             raise StateError(f"the state is of scheme {about['scheme']}, the runtime has {scheme}")
         if segments != [(s.name, s.shape) for s in layout] or about["dtype"] != layout.dtype:
             difference = layout.first_difference(segments, about["dtype"])
             raise StateError(f"the state has another layout: {difference}")
+        if about["arrays"] != sorted(participant.state.saved):
+            raise StateError(
+                f"the state has the arrays {about['arrays']}, the runtime keeps "
+                f"{sorted(participant.state.saved)}: give the scheme the options that it had"
+            )
         for name in participant.state.saved:
             for segment in layout:
                 _require(state, f"{name}/{segment.name}", segment.shape, layout.accumulator)
@@ -76,7 +81,7 @@ def agree(every: list[list[dict[str, Any]]]) -> int:
                     f"one of step {step} on {size}: give states that were saved together"
                 )
     ranks = sorted(about["rank"] for about in abouts)
-    if ranks != list(range(size)):
+    if ranks != list(range(len(ranks))) or len(ranks) != size:
         raise StateError(
             f"the states of ranks {ranks} were given, expected each of 0 to {size - 1} once: "
             "rank p of P might load the states p, p + P, p + 2 P, ..."
@@ -102,6 +107,10 @@ def _about(state: Mapping[str, Array]) -> dict[str, Any]:
         known = {"format", "scheme", "step", "rank", "size", "dtype", "segments", "arrays"}
         if not known <= set(about):
             raise StateError(f"the state does not say its {', '.join(sorted(known - set(about)))}")
+        about["segments"] = [(name, tuple(shape)) for name, shape in about["segments"]]
+        for name in ("step", "rank", "size"):
+            if not isinstance(about[name], int) or about[name] < 0:
+                raise StateError(f"the state has {name} {about[name]!r}, expected a whole number from 0")
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, StateError):
             raise

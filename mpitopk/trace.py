@@ -12,6 +12,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpitopk.agreement import Gather, together
+from mpitopk.errors import ConfigError
+
 if TYPE_CHECKING:
     from mpitopk.device.base import Device
 
@@ -152,6 +155,18 @@ def _nvtx_domain() -> Any:
     return None if type(domain).__name__ == "DummyDomain" else domain
 
 
+def share_timeline(path: str, trace: Trace, gather: Gather, rank: int) -> None:
+    """Let rank 0 write what all ranks have recorded; if it cannot, all raise `ConfigError`."""
+    every = gather(trace.events)
+
+    def write() -> bool:
+        if rank == 0:
+            write_timeline(path, every)
+        return True
+
+    together(gather, rank, write, lambda done: done)
+
+
 def write_timeline(path: str, ranks: list[list[Event]]) -> None:
     """Write the events of all ranks to one file; a rank is a process, times begin at 0."""
     zero = min((event.start for events in ranks for event in events), default=0)
@@ -172,4 +187,10 @@ def write_timeline(path: str, ranks: list[list[Event]]) -> None:
             }
             for event in events
         )
-    Path(path).write_text(json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}))
+    try:
+        Path(path).write_text(json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}))
+    except OSError as error:
+        raise ConfigError(
+            f"MPITOPK_TIMELINE is {path!r}, which cannot be written ({error.strerror}): "
+            "name a file in a folder that is there"
+        ) from error

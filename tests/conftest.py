@@ -6,7 +6,9 @@ import hashlib
 import importlib.metadata
 import io
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,19 +20,28 @@ AVAILABLE = ["numpy"] if WHY_NOT_COMPILED else ["numpy", "host"]
 DEVICES = os.environ.get("MPITOPK_TEST_DEVICES", ",".join(AVAILABLE)).split(",")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    try:
-        importlib.metadata.version("pytest-mpi")
-    except importlib.metadata.PackageNotFoundError:
-        raise pytest.UsageError(
-            "pip install pytest-mpi (not mpi-pytest, which has the same module)"
-        ) from None
-    config.addinivalue_line("markers", "ranks64: the small set for 64 ranks")
-    if _ranks(config) > 1 and _comm().rank > 0:
-        config.stash[QUIET] = io.StringIO()
-
-
 QUIET = pytest.StashKey[io.StringIO]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config.option, "with_mpi") or _installed("mpi-pytest"):
+        raise pytest.UsageError("pip install pytest-mpi, without mpi-pytest, which has the same module")
+    config.addinivalue_line("markers", "ranks64: the small set for 64 ranks")
+    if _ranks(config) > 1:
+        # Ranks that share a folder for temporary files would clear it under each other.
+        folder = _comm().bcast(tempfile.mkdtemp(prefix="mpitopk-tests-") if _comm().rank == 0 else None)
+        config.option.basetemp = f"{folder}/{_comm().rank}"
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        if _comm().rank > 0:
+            config.stash[QUIET] = io.StringIO()
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,7 +76,7 @@ def _comm() -> Any:
 
 
 def _ranks(config: pytest.Config) -> int:
-    return int(_comm().size) if config.getoption("with_mpi") else 1
+    return int(_comm().size) if config.getoption("with_mpi") or config.getoption("only_mpi") else 1
 
 
 @pytest.fixture(params=DEVICES)

@@ -82,7 +82,10 @@ def _mix32(v: Array) -> Array:
 
 
 class ReferenceDevice(Device):
-    """The host, in NumPy."""
+    """The host, in NumPy.
+
+    Operations call one another by the class: those of an instance may be wrapped in a timer.
+    """
 
     name = "numpy"
 
@@ -109,7 +112,7 @@ class ReferenceDevice(Device):
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
     ) -> bool:
-        finite = self.accumulate(gradient, residual, out)
+        finite = ReferenceDevice.accumulate(self, gradient, residual, out)
         self.select(out, plan, indices, values)
         out[indices] = 0
         return finite
@@ -164,15 +167,16 @@ class ReferenceDevice(Device):
                 raise corrupt(rank, out.size)
         held = np.zeros(out.size, np.bool_)
         out.fill(0)
-        for indices, values in parts:
-            out[indices] += values[: indices.size].astype(out.dtype)
-            held[indices] = True
-            at = indices.size
-            for start, stop in dense.tolist():
-                out[start:stop] += values[at : at + stop - start].astype(out.dtype)
-                held[start:stop] = True
-                at += stop - start
-        out[held] /= divisor
+        with np.errstate(over="ignore", invalid="ignore"):
+            for indices, values in parts:
+                out[indices] += values[: indices.size].astype(out.dtype)
+                held[indices] = True
+                at = indices.size
+                for start, stop in dense.tolist():
+                    out[start:stop] += values[at : at + stop - start].astype(out.dtype)
+                    held[start:stop] = True
+                    at += stop - start
+            out[held] /= divisor
         self._held = np.flatnonzero(held).astype(np.uint32)
         return int(self._held.size)
 
@@ -180,7 +184,7 @@ class ReferenceDevice(Device):
         self, messages: Messages, dense: Array, divisor: int, size: int, dtype: str
     ) -> tuple[Array, Array]:
         out = np.empty(size, dtype)
-        self.merge(messages, dense, divisor, out)
+        ReferenceDevice.merge(self, messages, dense, divisor, out)
         return self._held, out[self._held]
 
     def divide(self, x: Array, divisor: int) -> bool:

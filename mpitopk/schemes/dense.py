@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,12 @@ class _Buffers(State):
         self.mean = rank.device.empty(layout.size, layout.accumulator)
         widened = layout.storage != layout.accumulator
         self.wide = rank.device.empty(layout.size if widened else 0, layout.accumulator)
+        self._size = layout.size
+
+    @cached_property
+    def indices(self) -> Array:
+        """All of them; only a sparse mean wants to know."""
+        return np.arange(self._size, dtype=np.uint32)
 
     @property
     def saved(self) -> dict[str, Array]:
@@ -45,5 +52,5 @@ class Dense(Scheme):
         yield Allreduce(gradient, state.mean, finite=finite)
         rank.sent = rank.held = state.mean.size
         if sparse:
-            return Sparse(np.arange(state.mean.size, dtype=np.uint32), state.mean)
+            return Sparse(state.indices, state.mean)
         return state.mean

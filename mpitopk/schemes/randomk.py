@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allreduce
+from mpitopk.device.reference import splitmix64
 from mpitopk.errors import ConfigError
 from mpitopk.schemes.base import Rank, Sparse, Steps
 from mpitopk.schemes.sparsifier import Memory, Sparsifier
@@ -56,7 +57,8 @@ class RandomK(Sparsifier):
         plan, accumulated = state.plan, state.spare
         residual = state.residual if self.feedback else None
         finite = device.accumulate(gradient, residual, accumulated)
-        device.random_indices(plan, self.seed << 32 | rank.step, state.indices)
+        key = splitmix64(self.seed << 32 | rank.step)  # mixed, since groups take key, key + 1, ...
+        device.random_indices(plan, key, state.indices)
         device.take(accumulated, state.indices, state.values, clear=True)
         device.pack(accumulated, plan, state.indices, state.values, state.message)
         mean = state.blank("receive", self, rank)

@@ -292,7 +292,7 @@ class Engine {
   }
 
  private:
-  static constexpr size_t streaming_bytes = size_t{4} << 20;
+  static constexpr size_t streaming_bytes = size_t{16} << 20;
 
   static Isa parse(const std::string& name) {
     for (const std::string& known : isas()) {

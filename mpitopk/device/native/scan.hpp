@@ -48,22 +48,25 @@ struct Fused {
   T* out;
   bool streams;  // past the caches, where the buffer does not fit into them
 
-  MPITOPK_INLINE const T* view(size_t i, size_t length, T* room) const {
-    for (size_t j = 0; j < length; ++j) room[j] = residual[i + j] + widen<T>(gradient[i + j]);
+  // Return where the block is, and its largest magnitude.
+  MPITOPK_INLINE const T* view(size_t i, size_t length, T* room, Bits<T>& most) const {
+    for (size_t j = 0; j < length; ++j) {
+      room[j] = residual[i + j] + widen<T>(gradient[i + j]);
+      most = std::max(most, key_of(room[j]));
+    }
     return room;
   }
 
   MPITOPK_INLINE void store(size_t i, size_t length, const T* room) const {
 #if MPITOPK_HAVE_AVX2
     if (streams && length == block) {
-      for (size_t j = 0; j < block; j += 16 / sizeof(T)) {
-        const auto* from = reinterpret_cast<const __m128i*>(room + j);
-        _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + j), _mm_load_si128(from));
-      }
+      auto* to = reinterpret_cast<__m128i*>(out + i);
+      const auto* from = reinterpret_cast<const __m128i*>(room);
+      for (size_t j = 0; j < block * sizeof(T) / 16; ++j) _mm_stream_si128(to + j, _mm_load_si128(from + j));
       return;
     }
 #endif
-    std::memcpy(out + i, room, length * sizeof(T));
+    for (size_t j = 0; j < length; ++j) out[i + j] = room[j];
   }
 
   // How far the first block goes, so that the others begin at a cache line.
@@ -79,7 +82,10 @@ struct Plain {
   static constexpr bool writes = false;
   const T* x;
 
-  MPITOPK_INLINE const T* view(size_t i, size_t, T*) const { return x + i; }
+  MPITOPK_INLINE const T* view(size_t i, size_t length, T*, Bits<T>& most) const {
+    for (size_t j = 0; j < length; ++j) most = std::max(most, key_of(x[i + j]));
+    return x + i;
+  }
   MPITOPK_INLINE void store(size_t, size_t, const T*) const {}
   size_t head(size_t) const { return block; }
 };
@@ -169,9 +175,8 @@ struct Scan {
   template <Isa isa, class T, class Source>
   MPITOPK_INLINE static void one(const Source& source, size_t i, size_t length, Limits<T>& limits,
                                  Found<T>& found, T* room) {
-    const T* x = source.view(i, length, room);
     Bits<T> most = 0;
-    for (size_t j = 0; j < length; ++j) most = std::max(most, key_of(x[j]));
+    const T* x = source.view(i, length, room, most);
     if (most >= limits.low) {
       if (most >= Format<T>::infinity) {
         found.finite = false;
@@ -185,9 +190,12 @@ struct Scan {
           const auto j = static_cast<size_t>(std::countr_zero(mask));
           indices[n] = static_cast<Index>(i + j);
           values[n++] = x[j];
-          if constexpr (Source::writes) room[j] = key_of(x[j]) >= limits.sure ? T{0} : x[j];
         }
         found.count += n;
+        if constexpr (Source::writes) {
+          // All at once: single stores would stall the loads that copy the block to the accumulator.
+          for (size_t j = 0; j < length; ++j) room[j] = key_of(room[j]) >= limits.sure ? T{0} : room[j];
+        }
       }
     }
     source.store(i, length, room);

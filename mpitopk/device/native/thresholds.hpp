@@ -69,7 +69,8 @@ Limits<T> sampled(const Source& source, const Cut& cut, const Group& group, KthS
       const size_t i = span.start + (next - before);
       const size_t length = std::min(line, span.stop - i);
       alignas(64) T room[block];
-      const T* x = source.view(i, length, room);
+      Bits<T> most = 0;
+      const T* x = source.view(i, length, room, most);
       for (size_t j = 0; j < length; ++j) sample[count++] = x[j];
       random = random * 1664525u + 1013904223u;
       ++taken;

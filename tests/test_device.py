@@ -1,0 +1,210 @@
+"""The operations of every device against their definitions, written out in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from mpitopk.device import open_device
+from mpitopk.device.reference import permuted
+from mpitopk.layout import Layout
+from mpitopk.plan import Plan, make_plan
+from mpitopk.typing import Array
+from mpitopk.wire import Message, Messages, Status, message_bytes
+
+many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SPECIAL = np.array([0, -0.0, 1, -1, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 0.1, -2.5], np.float32).tolist()
+floats = st.one_of(st.sampled_from(SPECIAL), st.floats(-(2.0**127), 2.0**127, width=32))
+
+
+def one_group(n: int, k: int) -> Plan:
+    return Plan(np.array([[0, n, 0]], np.int64), np.array([k], np.int64))
+
+
+def winners(x: Array, plan: Plan) -> list[int]:
+    """The first k of each group by (magnitude descending, index ascending), ascending by index."""
+    found: list[int] = []
+    for group, count in enumerate(plan.counts.tolist()):
+        rows = [row for row in plan.pieces.tolist() if row[2] == group]
+        members = [i for start, stop, _ in rows for i in range(start, stop)]
+        found += sorted(members, key=lambda i: (-abs(float(x[i])), i))[:count]
+    return sorted(found)
+
+
+@many
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    density=st.floats(1e-3, 1),
+    per_segment=st.booleans(),
+    below=st.sampled_from([0, 0, 5, 20]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    data=st.data(),
+)
+def test_selection_is_exact(
+    device: str,
+    lengths: list[int],
+    density: float,
+    per_segment: bool,
+    below: int,
+    dtype: str,
+    data: st.DataObject,
+) -> None:
+    layout = Layout({str(i): n for i, n in enumerate(lengths)}, dtype=dtype)
+    plan = make_plan(layout, density, per_segment=per_segment, dense_below=below)
+    n = layout.size
+    x = data.draw(arrays(dtype, n, elements=floats))
+    on = open_device(device, 2)
+    indices, values = np.empty(plan.total, np.uint32), np.empty(plan.total, dtype)
+    assert on.select(x, plan, indices, values)
+    expected = winners(x, plan)
+    assert indices.tolist() == expected
+    assert values.tobytes() == x[expected].tobytes()
+
+    out = np.full(n, np.nan, dtype)
+    assert on.accumulate_select(x, np.zeros(n, dtype), out, plan, indices, values)
+    left = x + np.zeros(n, dtype)
+    left[expected] = 0
+    assert indices.tolist() == expected
+    np.testing.assert_array_equal(out, left)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0, 50, 99])
+def test_nonfinite_entries_are_found(device: str, dtype: str, bad: float, where: int) -> None:
+    wide = "float64" if dtype == "float64" else "float32"
+    x = np.ones(100, np.float32)
+    x[where] = bad
+    x = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
+    on, out = open_device(device, 2), np.zeros(100, wide)
+    plan, entries = one_group(100, 3), (np.empty(3, np.uint32), np.empty(3, wide))
+    assert not on.finite(x)
+    assert not on.accumulate(x, None, out)
+    assert not on.accumulate_select(x, np.zeros(100, wide), out, plan, *entries)
+    assert on.zero_nonfinite(x) == 1
+    assert on.finite(x)
+    assert on.accumulate(x, None, out)
+    assert out.tolist() == [float(i != where) for i in range(100)]
+
+
+def test_a_sum_of_finite_entries_may_overflow(device: str) -> None:
+    on, big = open_device(device, 1), np.full(9, 3e38, np.float32)
+    out, entries = np.empty(9, np.float32), (np.empty(2, np.uint32), np.empty(2, np.float32))
+    assert not on.accumulate(big, big, out)
+    assert not on.accumulate_select(big, big, out, one_group(9, 2), *entries)
+    assert not on.divide(np.full(9, np.inf, np.float32), 3)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (6, 2), (6, 5), (300, 299), (1000, 1)])
+def test_random_indices_are_distinct_and_in_the_group(device: str, n: int, k: int) -> None:
+    plan = Plan(np.array([[0, 4, -1], [4, 4 + n, 0], [4 + n, 9 + n, 1]], np.int64), np.array([k, 2]))
+    on, out = open_device(device, 2), np.empty(k + 2, np.uint32)
+    for key in range(20):
+        on.random_indices(plan, key, out)
+        assert len(set(out.tolist())) == k + 2
+        assert out.tolist() == sorted(out.tolist())
+        assert 4 <= out[0] <= out[k - 1] < 4 + n <= out[k]
+        assert out[-1] < 9 + n
+
+
+def test_all_pairs_are_drawn_equally_often(device: str) -> None:
+    on, out, plan = open_device(device, 1), np.empty(2, np.uint32), one_group(6, 2)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for key in range(600):
+        on.random_indices(plan, key, out)
+        seen[tuple(out.tolist())] += 1
+    assert len(seen) == 15
+    assert sum((count - 40) ** 2 / 40 for count in seen.values()) < 40, "chi-square, 14 degrees of freedom"
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 2**31, 2**16 + 1])
+def test_random_positions_of_large_groups(size: int) -> None:
+    drawn = permuted(5000, size, 7)
+    assert len(set(drawn.tolist())) == 5000
+    assert 0 <= drawn.min() < size / 100
+    assert size - size / 100 < drawn.max() < size
+
+
+def sent(indices: list[int], values: list[float], dense: int = 0, dtype: str = "float32") -> Message:
+    size = message_bytes(len(indices), dense, np.dtype(dtype).itemsize)
+    message = Message.blank(np.empty(size, np.uint8), len(indices), dense, dtype)
+    message.indices[:], message.values[:] = indices, values
+    message.sign(Status.FINE, step=0, layout=0, arrival=0)
+    return message
+
+
+def gathered(*messages: Message) -> Messages:
+    sizes = [message.buffer.size for message in messages]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return Messages(np.concatenate([message.buffer for message in messages]), starts, sizes)
+
+
+NO_DENSE: Array = np.empty((0, 2), np.int64)
+
+
+def test_messages_are_added_in_rank_order_from_zero(device: str) -> None:
+    """In float32, 1e8 + 1 - 1e8 is 0, and 1e8 - 1e8 + 1 is 1."""
+    on = open_device(device, 2)
+    for values, expected in ([1e8, 1, -1e8], 0.0), ([1e8, -1e8, 1], 1 / 3), ([-0.0, -0.0, -0.0], 0.0):
+        messages = gathered(*(sent([2], [value]) for value in values))
+        out = np.full(4, np.nan, np.float32)
+        assert on.merge(messages, NO_DENSE, 3, out) == 1
+        assert out.tobytes() == np.array([0, 0, expected, 0], np.float32).tobytes()
+        indices, merged = on.merge_sparse(messages, NO_DENSE, 3, 4, "float32")
+        assert (indices.tolist(), merged.tobytes()) == ([2], out[2:3].tobytes())
+
+
+def test_merging_counts_entries_once_and_keeps_zeros(device: str) -> None:
+    """An entry that was sent as zero, or that cancels, is still one that some rank sent."""
+    on, out = open_device(device, 1), np.empty(8, np.float32)
+    dense = np.array([[6, 8]], np.int64)
+    messages = gathered(sent([0, 3], [0, 2, 5, 6], 2), sent([], [7, 8], 2), sent([3, 4], [-2, 1, 9, 10], 2))
+    assert on.merge(messages, dense, 2, out) == 5
+    assert out.tolist() == [0, 0, 0, 0, 0.5, 0, 10.5, 12]
+    indices, values = on.merge_sparse(messages, dense, 2, 8, "float32")
+    assert indices.tolist() == [0, 3, 4, 6, 7]
+    assert values.tolist() == [0, 0, 0.5, 10.5, 12]
+
+
+@many
+@given(x=st.lists(st.floats(-1e5, 1e5, width=32), min_size=4, max_size=40))
+def test_what_float16_cannot_hold_stays(device: str, x: list[float]) -> None:
+    """Decoded value + remainder is the value, exactly; nothing is sent as Inf."""
+    on, n = open_device(device, 1), len(x)
+    plan = Plan(np.array([[0, 2, -1], [2, n, 0]], np.int64), np.array([1]))
+    accumulated = np.array(x, np.float32)
+    indices, values = np.empty(1, np.uint32), np.empty(1, np.float32)
+    on.select(accumulated, plan, indices, values)
+    left = accumulated.copy()
+    left[indices] = 0
+    size = message_bytes(1, 2, 2)
+    message = Message.blank(np.empty(size, np.uint8), 1, 2, "float16")
+    on.pack(left, plan, indices, values, message)
+    assert np.isfinite(message.values).all()
+    whole = left.astype(np.float64)
+    whole[indices] += message.values[:1]
+    whole[:2] += message.values[1:]
+    np.testing.assert_array_equal(whole, accumulated)
+    at = [int(indices[0]), 0, 1]
+    inside = np.abs(accumulated[at]) <= 65504
+    half = np.maximum(np.abs(accumulated[at]) * 2.0**-11, 2.0**-25)
+    assert (np.abs(left[at])[inside] <= half[inside]).all()
+
+
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
+def test_take(device: str, clear: bool, dtype: str) -> None:
+    wide = "float64" if dtype == "float64" else "float32"
+    on, indices = open_device(device, 1), np.array([0, 3], np.uint32)
+    x: Any = np.array([1, 2, 3, 4], np.float32)
+    x = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
+    values = np.empty(2, wide)
+    on.take(x, indices, values, clear=clear)
+    assert values.tolist() == [1, 4]
+    assert (x == 0).tolist() == [clear, False, False, clear]

@@ -1,0 +1,186 @@
+"""Corners that only real ranks have: arguments that differ, memory that is short, clocks, files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import bodies
+import numpy as np
+import pytest
+from test_mpi import raises_together
+from worlds import LAYOUT, Mpi, whole
+
+from mpitopk import Dense, Layout, RandomK, Runtime, TopK
+from mpitopk.errors import ConfigError, ExchangeError, GradientError, ReplicaError
+from mpitopk.transport import Transport
+from mpitopk.wire import Message, Status, message_bytes
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.filterwarnings("ignore::mpitopk.errors.CompressionWarning"),
+]
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), RandomK(0.1), Dense()], ids=["topk", "randomk", "dense"])
+def test_the_mean_of_a_skipped_step_is_the_same_everywhere(comm: Any, scheme: Any, device: str) -> None:
+    runtime = Runtime(comm, LAYOUT, scheme, nonfinite="skip", device=device)
+    runtime.allreduce(whole(comm.size, 0)[comm.rank])
+    gradient = whole(comm.size, 1)[comm.rank]
+    if comm.rank == comm.size - 1:
+        gradient[0] = np.nan
+    assert not runtime.allreduce(gradient).any()
+    runtime.check_replicas()
+    assert runtime.allreduce(gradient, sparse=True).values.size == 0
+    runtime.check_replicas()
+
+
+def test_there_is_no_mean_before_a_step_or_after_a_failure(comm: Any) -> None:
+    runtime = Runtime(comm, LAYOUT, TopK(0.1))
+    raises_together(comm, GradientError, "take a step", runtime.check_replicas)
+    runtime.allreduce(whole(comm.size, 0)[comm.rank])
+    runtime.check_replicas()
+    wrong = None if comm.rank == 0 else whole(comm.size, 0)[comm.rank]
+    raises_together(comm, GradientError, "rank 0: ", lambda: runtime.allreduce(wrong))
+    raises_together(comm, GradientError, "take a step", runtime.check_replicas)
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), RandomK(0.1), Dense()], ids=["topk", "randomk", "dense"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_last_mean_is_no_gradient(comm: Any, scheme: Any, sparse: bool) -> None:
+    """A step would overwrite it while reading it."""
+    layout = Layout({"w": 10}) if sparse else LAYOUT
+    runtime = Runtime(comm, layout, scheme)
+    mean = runtime.allreduce(whole(comm.size, 0, layout)[comm.rank], sparse)
+    last = mean.values if sparse else mean
+    if last.size == layout.size:
+        raises_together(comm, GradientError, "memory of its own", lambda: runtime.allreduce(last))
+    runtime.allreduce(whole(comm.size, 1, layout)[comm.rank])
+
+
+def test_broadcast_copies_every_array_whatever_its_name(comm: Any) -> None:
+    runtime = Runtime(comm, LAYOUT, TopK(0.1))
+    arrays = {
+        "parameters": np.full(LAYOUT.size, comm.rank, np.float32),
+        "other": np.full(3, comm.rank, np.int64),
+        "empty": np.zeros((0, 3)),
+    }
+    runtime.broadcast(arrays, root=comm.size - 1)
+    assert (arrays["parameters"] == comm.size - 1).all()
+    assert (arrays["other"] == comm.size - 1).all()
+    if comm.size > 1:
+        arrays["other"][0] += comm.rank
+        raises_together(comm, ReplicaError, "'other' differs", lambda: runtime.check_replicas(arrays))
+
+
+def test_roots_that_differ_and_arrays_of_objects(comm: Any) -> None:
+    runtime = Runtime(comm, LAYOUT, TopK(0.1))
+    mine = np.full(3, comm.rank)
+    if comm.size > 1:
+        root = 1 if comm.rank == 1 else 0
+        match = "rank 1 has root 1, rank 0 has 0"
+        raises_together(comm, GradientError, match, lambda: runtime.broadcast(mine, root=root))
+        assert (mine == comm.rank).all()
+    raises_together(comm, GradientError, "root is 0.5", lambda: runtime.broadcast(mine, root=0.5))  # type: ignore[arg-type]
+    objects = np.array([None])
+    raises_together(comm, GradientError, "holds Python objects", lambda: runtime.broadcast(objects))
+
+
+def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Mpi(comm, LAYOUT, TopK(0.1))
+    before, mine = world.residuals(), whole(comm.size, 0)[comm.rank]
+
+    def short(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr("mpitopk.transport.np", SimpleNamespace(empty=short, uint8=np.uint8))
+        match = f"rank {comm.size - 1} has no memory for .* bytes of messages"
+        raises_together(comm, ExchangeError, match, lambda: world.runtime.allreduce(mine))
+    assert all(map(bodies.same, before, world.residuals()))
+    world.step(whole(comm.size, 0))
+    assert world.steps() == 1
+
+
+@pytest.mark.parametrize("limit", [None, 0, 61])
+def test_messages_of_unequal_sizes(comm: Any, limit: int | None) -> None:
+    """In one call or in rounds of a few bytes."""
+    transport = Transport(comm, *([comm.size + limit] if limit is not None else []))
+    for shift in range(3):
+        counts = [(3 * (rank + shift)) % 7 for rank in range(comm.size)]
+        count = counts[comm.rank]
+        message = Message.blank(np.empty(message_bytes(count, 1, 4), np.uint8), count, 1, "float32")
+        message.indices[:], message.values[:] = range(count), comm.rank
+        message.sign(Status.FINE, step=0, layout=0, arrival=comm.rank)
+        sizes = transport.sizes(message.buffer.size)
+        assert sizes == [message_bytes(c, 1, 4) for c in counts]
+        messages = transport.allgatherv(message, sizes)
+        assert messages.counts.tolist() == counts
+        assert messages.latest == comm.size - 1
+        for rank, (indices, values) in enumerate(messages.parts(np.array([[0, 1]]))):
+            assert indices.tolist() == list(range(counts[rank]))
+            assert values.tolist() == [rank] * (counts[rank] + 1)
+    transport.free()
+
+
+class OneNodeEach:
+    """A communicator whose ranks lie on as many nodes."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+    def Split_type(self, _: int) -> Any:  # noqa: N802
+        return self.comm.Split(self.comm.rank)
+
+
+def test_clocks_of_several_nodes_are_aligned(comm: Any) -> None:
+    transport = Transport(comm)
+    real = transport._comm
+    transport._comm = OneNodeEach(real)  # type: ignore[assignment]
+    ahead = 10**9 * comm.rank
+    offset = transport.clock_offset(lambda: time.monotonic_ns() + ahead)
+    assert abs(offset + ahead) < 10**8, "ns; the ranks share processors"
+    assert comm.rank > 0 or offset == 0
+    transport._comm = real
+    assert transport.clock_offset(time.monotonic_ns) == 0
+    transport.free()
+
+
+def test_a_timeline_that_cannot_be_written_is_said_on_all_ranks(
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPITOPK_TIMELINE", comm.bcast(str(tmp_path / "no" / "run.json")))
+    runtime = Runtime(comm, LAYOUT, Dense())
+    runtime.allreduce(whole(comm.size, 0)[comm.rank])
+    raises_together(comm, ConfigError, "MPITOPK_TIMELINE is .*cannot be written", runtime.close)
+    runtime.close()
+
+
+def test_steps_that_differ_are_noticed_everywhere(comm: Any) -> None:
+    """A rank that has taken another number of steps, as after loading a state of its own."""
+    world = Mpi(comm, LAYOUT, TopK(0.1))
+    if comm.size > 1:
+        if comm.rank == 0:
+            world.runtime._participant.rank.step = 5
+        with pytest.raises(ExchangeError, match=r"has step \d, expected \d"):
+            world.runtime.allreduce(whole(comm.size, 0)[comm.rank])
+
+
+def test_schedules_that_differ_fail_together(comm: Any) -> None:
+    """Both look alike at step 0, and no rank waits for another when they part."""
+    mine = 0.5 if comm.rank == 0 else 0.25
+    topk = Runtime(comm, LAYOUT, TopK(lambda step: mine if step else 0.1))
+    randomk = Runtime(comm, LAYOUT, RandomK(lambda step: mine if step else 0.1))
+    for runtime in (topk, randomk):
+        runtime.allreduce(whole(comm.size, 0)[comm.rank])
+    topk.allreduce(whole(comm.size, 1)[comm.rank])
+    topk.check_replicas()
+    if comm.size > 1:
+        call = lambda: randomk.allreduce(whole(comm.size, 1)[comm.rank])  # noqa: E731
+        raises_together(comm, ConfigError, "give all the same density", call)
