@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import io
@@ -32,9 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Ranks that share a folder for temporary files would clear it under each other.
         folder = _comm().bcast(tempfile.mkdtemp(prefix="mpitopk-tests-") if _comm().rank == 0 else None)
         config.option.basetemp = f"{folder}/{_comm().rank}"
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.add_cleanup(lambda: _remove(folder, config.option.basetemp))
         if _comm().rank > 0:
             config.stash[QUIET] = io.StringIO()
+
+
+def _remove(folder: str, mine: str) -> None:
+    shutil.rmtree(mine, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other ranks still have theirs
+        os.rmdir(folder)
 
 
 def _installed(package: str) -> bool:

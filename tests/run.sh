@@ -12,8 +12,10 @@ bin=$(dirname "$(command -v "$python")")
 mpiexec=$bin/mpiexec
 [ -x "$mpiexec" ] || mpiexec=mpiexec
 export OMP_NUM_THREADS=1
+# Not `python -m pytest`, which would import the sources in this folder instead of what is installed.
 
 "$python" -m pip install --quiet . --group test
+export MPITOPK_TEST_DEVICES=${MPITOPK_TEST_DEVICES:-numpy,host}
 if "$python" -c 'from mpi4py import MPI; raise SystemExit("Open MPI" not in MPI.Get_library_version())'; then
   . .ci/env.openmpi
 fi
@@ -37,13 +39,13 @@ run() { # title, command...
 }
 
 on_ranks() { # ranks, marks
-  run "$1 ranks" "$mpiexec" -n "$1" "$python" -m pytest -q --with-mpi --only-mpi -p no:cacheprovider -m "$2"
+  run "$1 ranks" "$mpiexec" -n "$1" "$bin/pytest" -q --with-mpi --only-mpi -p no:cacheprovider -m "$2"
 }
 
 if [ "${1:-}" = --quick ]; then
   for ranks in 2 3; do on_ranks "$ranks" mpi; done
 else
-  run "one process" "$python" -m pytest -q
+  run "one process" "$bin/pytest" -q
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
   on_ranks 64 ranks64
 fi

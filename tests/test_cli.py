@@ -15,11 +15,17 @@ MPIEXEC = next(
     path for path in (str(Path(sys.executable).parent / "mpiexec"), shutil.which("mpiexec")) if path
 )
 
+ELSEWHERE = Path(__file__).parent  # outside of the sources, whose folder would be imported
+
 
 def cli(*arguments: str, ranks: int = 0) -> str:
     launch = [MPIEXEC, "-n", str(ranks)] if ranks else []
     done = subprocess.run(
-        [*launch, sys.executable, "-m", "mpitopk", *arguments], capture_output=True, text=True, check=False
+        [*launch, sys.executable, "-m", "mpitopk", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ELSEWHERE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -45,13 +51,17 @@ def test_info_does_not_initialise_mpi() -> None:
         "from mpitopk import info; info.show(); from mpi4py import MPI; "
         "assert not MPI.Is_initialized(), 'MPI was initialised'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ELSEWHERE
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_info_says_what_to_do_without_an_mpi_library() -> None:
     code = "import sys; sys.modules['mpi4py.MPI'] = None; from mpitopk import info; info.show()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ELSEWHERE
+    )
     assert done.returncode == 0, done.stderr
     assert "pip install mpich" in done.stdout
 
@@ -84,7 +94,11 @@ def test_tables_are_readable() -> None:
 
 def test_a_misspelt_benchmark_is_refused() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mpitopk", "bench", "selekt"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mpitopk", "bench", "selekt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ELSEWHERE,
     )
     assert done.returncode == 2
     assert "select" in done.stderr

@@ -19,8 +19,8 @@ MODULES = [
 ]
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def run(*command: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -61,7 +61,7 @@ def test_readme_examples() -> None:
     """Every Python block of the README runs, in order, in one namespace."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert blocks
-    run(sys.executable, "-W", "error", "-c", "\n".join(blocks))
+    run(sys.executable, "-W", "error", "-c", "\n".join(blocks), cwd=ROOT / "tests")
 
 
 def test_readme_names_what_exists() -> None:
@@ -101,4 +101,4 @@ def test_modules_are_short() -> None:
 
 def test_importing_the_package_does_not_initialise_mpi() -> None:
     code = "import sys, mpitopk; assert 'mpi4py.MPI' not in sys.modules"
-    run(sys.executable, "-c", code)
+    run(sys.executable, "-c", code, cwd=ROOT / "tests")

@@ -26,6 +26,8 @@ SIZE = 1_000_000
         (RandomK(0.01), False),
         (RandomK(0.01), True),
         (Dense(), False),
+        (Dense(), True),
+        (TopK(lambda step: 0.01 if step % 2 else 0.005), False),
     ],
 )
 def test_warm_steps_allocate_nothing_large(scheme: Any, dtype: str, sparse: bool) -> None:

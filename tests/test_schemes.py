@@ -7,6 +7,7 @@ from typing import Any
 import bodies
 import numpy as np
 import pytest
+from conftest import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import LAYOUT, Simulated, whole
@@ -153,6 +154,26 @@ def test_random_entries_are_uniform_and_change_with_step_and_seed(device: str) -
     assert hits.sum() == 2000 * 10
     expected = 2000 * 10 / 97
     assert ((hits - expected) ** 2 / expected).sum() < 150, "chi-square, 96 degrees of freedom"
+
+
+def test_segments_draw_independently_of_each_other_and_of_the_step(device: str) -> None:
+    """No segment repeats what another drew, or draws in a neighbouring step."""
+    layout = Layout({"a": 100, "b": 100, "c": 100})
+    simulation = Simulation(1, layout, RandomK(0.05, per_segment=True), device=device)
+    drawn = set()
+    for _ in range(5):
+        indices, _ = simulation.allreduce(np.ones((1, 300), np.float32), sparse=True)
+        drawn |= {tuple(part % 100) for part in indices.reshape(3, 5).tolist() for part in [np.array(part)]}
+    assert len(drawn) == 15
+
+
+def test_sums_that_overflow_in_a_merge_are_the_same_on_every_device() -> None:
+    """Every message is finite: the mean says what the sum was, as a dense one would."""
+    means = []
+    for device in DEVICES:
+        simulation = Simulation(2, Layout({"w": 8}), TopK(0.25), device=device)
+        means.append(simulation.allreduce(np.full((2, 8), 3e38, np.float32)).copy())
+    assert all(np.array_equal(mean, means[0]) for mean in means)
 
 
 def test_randomk_without_feedback_keeps_nothing(device: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ class Domain:
     def __init__(self) -> None:
         self.prepared: list[str] = []
         self.pushed: list[Any] = []
-        self.depth = 0
+        self.depth = self.deepest = 0
 
     def get_event_attributes(self, message: str, **_: Any) -> str:
         self.prepared.append(message)
@@ -27,25 +30,29 @@ class Domain:
     def push_range(self, attributes: str) -> None:
         self.pushed.append(attributes)
         self.depth += 1
+        self.deepest = max(self.depth, self.deepest)
 
     def pop_range(self) -> None:
         self.depth -= 1
 
 
 @pytest.mark.parametrize("scheme", [TopK(0.1), Dense(), RandomK(0.1)])
-def test_ranges_are_balanced_and_prepared_once(monkeypatch: pytest.MonkeyPatch, scheme: Any) -> None:
+def test_ranges_are_balanced_and_prepared_once(
+    monkeypatch: pytest.MonkeyPatch, scheme: Any, device: str
+) -> None:
     from mpi4py import MPI
 
     domain = Domain()
     monkeypatch.setattr("mpitopk.trace._nvtx_domain", lambda: domain)
-    with Runtime(MPI.COMM_SELF, Layout({"w": 100}), scheme) as runtime:
+    with Runtime(MPI.COMM_SELF, Layout({"w": 100}), scheme, device=device) as runtime:
         prepared = list(domain.prepared)
         for _ in range(3):
-            runtime.allreduce(np.ones(100, np.float32))
+            runtime.allreduce(np.ones(100, np.float32), sparse=True)
         bad = np.full(100, np.nan, np.float32)
         with pytest.raises(ArithmeticError):
             runtime.allreduce(bad)
     assert domain.depth == 0
+    assert domain.deepest == 1, "no phase is timed within another, and so counted twice"
     assert domain.prepared == prepared, "attributes are prepared at the start"
     assert domain.pushed.count("exchange") == 4
     assert set(domain.pushed) <= {"accumulate", "select", "pack", "exchange", "merge"}
@@ -63,3 +70,52 @@ def test_user_ranges_are_summed() -> None:
             pass
     assert trace.seconds["forward"] > 0
     assert trace.events is None
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), Dense(), RandomK(0.1)])
+def test_phases_follow_one_another(
+    monkeypatch: pytest.MonkeyPatch, scheme: Any, device: str, tmp_path: Path
+) -> None:
+    """In the timeline none overlaps another, but for the two parts of the exchange."""
+    from mpi4py import MPI
+
+    monkeypatch.setenv("MPITOPK_TIMELINE", str(tmp_path / "run.json"))
+    with Runtime(MPI.COMM_SELF, Layout({"w": 1000}), scheme, device=device) as runtime:
+        for sparse in (False, True, False):
+            runtime.allreduce(np.ones(1000, np.float32), sparse)
+        seconds = runtime.metrics.seconds
+    records = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    events = [record for record in records if record["ph"] == "X"]
+    phases = [event for event in events if event["cat"] == "phase"]
+    assert [event["args"]["step"] for event in phases] == sorted(e["args"]["step"] for e in phases)
+    for before, after in itertools.pairwise(phases):
+        assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
+    exchanges = [event for event in events if event["name"] == "exchange"]
+    assert len(exchanges) == 3
+    for part in (event for event in events if event["name"] in ("wait", "transfer")):
+        whole = exchanges[part["args"]["step"]]
+        assert whole["ts"] - 1e-3 <= part["ts"]
+        assert part["ts"] + part["dur"] <= whole["ts"] + whole["dur"] + 1e-3
+    for name, total in seconds.items():
+        assert total == pytest.approx(sum(e["dur"] for e in events if e["name"] == name) * 1e-6, abs=1e-8)
+
+
+def test_a_range_ends_with_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = Domain()
+    monkeypatch.setattr("mpitopk.trace._nvtx_domain", lambda: domain)
+    trace = Trace()
+    with pytest.raises(ZeroDivisionError), trace.range("forward"):
+        raise ZeroDivisionError
+    assert domain.depth == 0
+    assert trace.seconds["forward"] > 0
+
+
+def test_prepared_attributes_and_the_real_domain() -> None:
+    """What nvtx is asked for exists: it has no say while no profiler is attached."""
+    nvtx = pytest.importorskip("nvtx")
+    domain = nvtx.get_domain("mpitopk")
+    trace = Trace()
+    trace.domain = domain
+    with trace.range("exchange"), trace.range("mine"):
+        pass
+    assert set(trace.seconds) == {"exchange", "mine"}

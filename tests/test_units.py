@@ -40,11 +40,19 @@ def test_views_are_the_buffer(lengths: list[int]) -> None:
         ({"w": -1}, "float32", "no extent may be negative"),
         ({"w": "ab"}, "float32", "whole number"),
         ({"w": 1.5}, "float32", "whole number"),
+        ({"w": (3.5, 2)}, "float32", "whole number"),
+        ({"w": "12"}, "float32", "whole number"),
+        ({"w": None}, "float32", "whole number"),
+        ({1: 2, "1": 3}, "float32", "not all different"),
+        (["w"], "float32", "mapping"),
+        (None, "float32", "mapping"),
+        ({"w": 3}, np.float32, "give one of"),
+        ({"w": 3}, ["float32"], "give one of"),
         ({"w": 2**32}, "float32", "split it over several"),
         ({"w": 3}, "int8", "give one of"),
     ],
 )
-def test_malformed_layouts(shapes: Any, dtype: str, match: str) -> None:
+def test_malformed_layouts(shapes: Any, dtype: Any, match: str) -> None:
     with pytest.raises(LayoutError, match=match):
         Layout(shapes, dtype=dtype)
 

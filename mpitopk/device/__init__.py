@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mpitopk.device.base import Device
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ConfigError, DeviceError, nearest
@@ -10,6 +12,8 @@ try:
     from mpitopk.device.host import HostDevice
 except ImportError as error:
     WHY_NOT_COMPILED = str(error)
+    if (Path(__file__).parents[2] / "meson.build").exists():
+        WHY_NOT_COMPILED = "imported from its sources: start Python in another folder, after pip install"
 else:
     WHY_NOT_COMPILED = ""
 
