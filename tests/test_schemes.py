@@ -163,7 +163,7 @@ def test_segments_draw_independently_of_each_other_and_of_the_step(device: str) 
     drawn = set()
     for _ in range(5):
         indices, _ = simulation.allreduce(np.ones((1, 300), np.float32), sparse=True)
-        drawn |= {tuple(part % 100) for part in indices.reshape(3, 5).tolist() for part in [np.array(part)]}
+        drawn |= {tuple(part) for part in (indices.reshape(3, 5) % 100).tolist()}
     assert len(drawn) == 15
 
 
