@@ -12,6 +12,7 @@ bin=$(dirname "$(command -v "$python")")
 mpiexec=$bin/mpiexec
 [ -x "$mpiexec" ] || mpiexec=mpiexec
 export OMP_NUM_THREADS=1
+
 # Not `python -m pytest`, which would import the sources in this folder instead of what is installed.
 
 "$python" -m pip install --quiet . --group test
@@ -39,13 +40,13 @@ run() { # title, command...
 }
 
 on_ranks() { # ranks, marks
-  run "$1 ranks" "$mpiexec" -n "$1" "$bin/pytest" -q --with-mpi --only-mpi -p no:cacheprovider -m "$2"
+  run "$1 ranks" "$mpiexec" -n "$1" "$bin/pytest" -q --color=no --with-mpi --only-mpi -p no:cacheprovider -m "$2"
 }
 
 if [ "${1:-}" = --quick ]; then
   for ranks in 2 3; do on_ranks "$ranks" mpi; done
 else
-  run "one process" "$bin/pytest" -q
+  run "one process" "$bin/pytest" -q --color=no
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
   on_ranks 64 ranks64
 fi
