@@ -34,8 +34,9 @@ run() { # title, command...
     echo "FAILED: $*" >&2
     exit 1
   fi
-  grep -E '^SKIPPED|^[0-9]+ passed' "$log"
-  passed=$((passed + $(grep -oE '^[0-9]+ passed' "$log" | grep -oE '[0-9]+')))
+  tr -d '\000\r' <"$log" | grep -aE '^SKIPPED|^[0-9]+ passed'
+  count=$(grep -aoE '^[0-9]+ passed' "$log" | grep -aoE '[0-9]+' | head -n 1)
+  passed=$((passed + ${count:?no tests ran}))
   runs=$((runs + 1))
 }
 
