@@ -37,6 +37,18 @@ def test_the_mean_of_a_skipped_step_is_the_same_everywhere(comm: Any, scheme: An
     runtime.check_replicas()
 
 
+@pytest.mark.parametrize("size", [1, 100, 5000, 300_000])
+@pytest.mark.parametrize("scheme", [TopK(0.5), RandomK(0.5), Dense()], ids=["topk", "randomk", "dense"])
+def test_replicas_are_the_same_bits_for_any_floats(comm: Any, scheme: Any, size: int) -> None:
+    """Also where the MPI library adds up: it takes other algorithms for other sizes."""
+    runtime = Runtime(comm, Layout({"w": size}), scheme)
+    rng = np.random.default_rng(comm.rank)
+    for _ in range(2):
+        runtime.allreduce(rng.standard_cauchy(size).astype(np.float32))
+        runtime.check_replicas()
+    runtime.close()
+
+
 def test_there_is_no_mean_before_a_step_or_after_a_failure(comm: Any) -> None:
     runtime = Runtime(comm, LAYOUT, TopK(0.1))
     raises_together(comm, GradientError, "take a step", runtime.check_replicas)

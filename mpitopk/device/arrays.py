@@ -22,7 +22,7 @@ def host_array(x: object, what: str) -> Array:
         If it is on a GPU, or not an array at all; lists are refused, since they would be copied.
     """
     if isinstance(x, np.ndarray):
-        array = x
+        array = np.asarray(x)  # of a subclass: the plain array
     elif hasattr(x, "__cuda_array_interface__"):
         raise GradientError(
             f"{what} is on a GPU ({type(x).__name__}) and the runtime on the host: copy it to the host first"
@@ -39,7 +39,7 @@ def _viewed(x: object, what: str) -> Array:
         if hasattr(x, "__dlpack__"):
             return np.from_dlpack(x)
         return np.asarray(memoryview(x))  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+    except Exception as error:  # whatever a foreign array may raise
         raise GradientError(
             f"{what} is a {type(x).__name__} that cannot be viewed as an array in host memory "
             f"({error}): give a NumPy array, or one that offers DLPack or the buffer protocol"
