@@ -134,10 +134,6 @@ class Layout:
             )
         return {s.name: buffer[s.start : s.stop].reshape(s.shape) for s in self.segments}
 
-    def segment_at(self, position: int) -> Segment:
-        """Return the segment that holds the flat index."""
-        return next(s for s in self.segments if s.start <= position < s.stop)
-
     def first_difference(self, other: list[tuple[str, tuple[int, ...]]], dtype: str) -> str:
         """Say how a layout, given as names with shapes and a dtype, differs from this one."""
         if dtype != self.dtype:

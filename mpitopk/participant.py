@@ -34,6 +34,11 @@ class Participant:
     nonfinite : {"raise", "skip", "zero"}
         What to do about NaN and Inf: raise `NonFiniteError` on all ranks, skip the step on all
         ranks (its mean is zero), or set the entries to zero, in the gradient, where they are.
+
+    Attributes
+    ----------
+    failure : Exception or None
+        What this rank failed of in the present step.
     """
 
     def __init__(self, rank: Rank, scheme: Scheme, nonfinite: str) -> None:
@@ -48,7 +53,7 @@ class Participant:
         self.result: Array | Sparse | None = None
         self._steps: Steps | None = None
         self._gradient: Array | None = None
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
 
     def begin(self, gradient: object, sparse: bool) -> Collective | None:
         """Start a step and return its first collective; None if this rank fails before that.
@@ -56,7 +61,7 @@ class Participant:
         Whatever is wrong with the gradient is kept for the report, and the rank goes to the
         exchange with a stand-in, so that nobody waits for it in vain.
         """
-        self._failure = None
+        self.failure = None
         zero = self.nonfinite == "zero"
         last, self.result = self.result, None
         try:
@@ -70,7 +75,7 @@ class Participant:
                 self.rank.device.zero_nonfinite(self._gradient)
             return self._first(self._gradient, sparse)
         except Exception as error:
-            self._failure = error
+            self.failure = error
             if not self.scheme.fixed:
                 return None
             layout = self.rank.layout
@@ -83,7 +88,7 @@ class Participant:
     def sign(self, request: Collective, arrival: int) -> None:
         """Write this rank's header, or mark its values, before they are sent."""
         status = Status.FINE if request.finite else Status.NONFINITE
-        if self._failure:
+        if self.failure:
             status = Status.FAILED
         if isinstance(request, Allgatherv):
             step, layout = self.rank.step, self.rank.layout.digest
@@ -122,14 +127,9 @@ class Participant:
             self.result = device.zeros(layout.size, layout.accumulator)
         return self.result
 
-    @property
-    def failure(self) -> Exception | None:
-        """What this rank failed of in the present step."""
-        return self._failure
-
     def report(self) -> Report | None:
         """Return why this rank cannot go on."""
-        error = self._failure
+        error = self.failure
         if error is not None:
             return Report.of(self.rank.id, error)
         gradient, device = self._gradient, self.rank.device

