@@ -10,11 +10,11 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || { echo "$python is missing: run examples/quickstart.sh first" >&2; exit 1; }
 bin=$(dirname "$(command -v "$python")")
-mpiexec=$bin/mpiexec
-[ -x "$mpiexec" ] || mpiexec=mpiexec
 export OMP_NUM_THREADS=1
 
 "$python" -m pip install --quiet "${INSTALL:-.}" --group test
+mpiexec=$bin/mpiexec
+[ -x "$mpiexec" ] || mpiexec=mpiexec
 export MPITOPK_TEST_DEVICES=${MPITOPK_TEST_DEVICES:-numpy,host}
 if "$python" -c 'from mpi4py import MPI; raise SystemExit("Open MPI" not in MPI.Get_library_version())'; then
   . .ci/env.openmpi
