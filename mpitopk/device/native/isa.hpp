@@ -6,12 +6,14 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define MPITOPK_HAVE_AVX2 1
-#define MPITOPK_AVX2 __attribute__((target("avx2,f16c")))
+#define MPITOPK_AVX2 __attribute__((target("avx2,f16c,popcnt")))
 #include <immintrin.h>
 #else
 #define MPITOPK_HAVE_AVX2 0
 #define MPITOPK_AVX2
 #endif
+
+#define MPITOPK_AVX2_INLINE MPITOPK_AVX2 __attribute__((always_inline)) inline
 
 #if defined(__GNUC__)
 #define MPITOPK_INLINE inline __attribute__((always_inline))

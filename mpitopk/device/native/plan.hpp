@@ -13,12 +13,14 @@
 namespace mpitopk {
 
 // A part of one piece inside one thread's range, and what was found there: entries begin to end of the
-// thread's list, of which `winners` belong to the result, from `offset` on.
+// thread's list, of which the `sure` ones lie above the window and those of `open` inside of it. Those
+// greater than the k-th magnitude and `ties` of those equal to it belong to the result, from `offset` on.
 struct Span {
   size_t start, stop;
   std::ptrdiff_t group;  // -1: dense
   int thread;
   size_t begin = 0, end = 0;
+  size_t sure = 0, open_begin = 0, open_end = 0;
   size_t greater = 0, equal = 0;
   size_t offset = 0, ties = 0;
 };

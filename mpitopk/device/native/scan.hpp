@@ -8,6 +8,7 @@
 #include "buffer.hpp"
 #include "isa.hpp"
 #include "kth.hpp"
+#include "lanes.hpp"
 #include "plan.hpp"
 #include "types.hpp"
 
@@ -21,6 +22,8 @@ struct Found {
   Buffer<Index> indices;
   Buffer<T> values;
   size_t count = 0;
+  Buffer<T> open;  // the values inside the windows
+  size_t open_count = 0;
   bool finite = true;
   KthScratch<T> scratch;
 
@@ -58,16 +61,22 @@ struct Fused {
   }
 
   MPITOPK_INLINE void store(size_t i, size_t length, const T* room) const {
-#if MPITOPK_HAVE_AVX2
-    if (streams && length == block) {
-      auto* to = reinterpret_cast<__m128i*>(out + i);
-      const auto* from = reinterpret_cast<const __m128i*>(room);
-      for (size_t j = 0; j < block * sizeof(T) / 16; ++j) _mm_stream_si128(to + j, _mm_load_si128(from + j));
-      return;
-    }
-#endif
     for (size_t j = 0; j < length; ++j) out[i + j] = room[j];
   }
+
+#if MPITOPK_HAVE_AVX2
+  MPITOPK_AVX2_INLINE __m256 load(size_t i) const {
+    return _mm256_add_ps(_mm256_loadu_ps(residual + i), load_floats(gradient + i));
+  }
+
+  MPITOPK_AVX2_INLINE void store(size_t i, __m256 x) const {
+    if (streams) {
+      _mm256_stream_ps(out + i, x);
+    } else {
+      _mm256_storeu_ps(out + i, x);
+    }
+  }
+#endif
 
   // How far the first block goes, so that the others begin at a cache line.
   size_t head(size_t start) const {
@@ -87,35 +96,90 @@ struct Plain {
     return x + i;
   }
   MPITOPK_INLINE void store(size_t, size_t, const T*) const {}
+
+#if MPITOPK_HAVE_AVX2
+  MPITOPK_AVX2_INLINE __m256 load(size_t i) const { return _mm256_loadu_ps(x + i); }
+  MPITOPK_AVX2_INLINE void store(size_t, __m256) const {}
+#endif
+
   size_t head(size_t) const { return block; }
 };
 
-#if MPITOPK_HAVE_AVX2
-MPITOPK_AVX2 inline std::uint64_t hits_avx2(const float* x, std::uint32_t low) {
-  const __m256i below = _mm256_set1_epi32(static_cast<int>(low - 1));
-  const __m256i magnitude = _mm256_set1_epi32(static_cast<int>(Format<float>::magnitude));
-  std::uint64_t mask = 0;
-  for (size_t j = 0; j < block; j += 8) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + j));
-    const __m256i hit = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), below);
-    mask |= static_cast<std::uint64_t>(_mm256_movemask_ps(_mm256_castsi256_ps(hit))) << j;
-  }
-  return mask;
-}
-#endif
-
 // Bit j says whether x[j] has at least the magnitude `low`.
-template <Isa isa, class T>
+template <class T>
 MPITOPK_INLINE std::uint64_t hits(const T* x, size_t length, Bits<T> low) {
-#if MPITOPK_HAVE_AVX2
-  if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
-    if (length == block) return hits_avx2(x, low);
-  }
-#endif
   std::uint64_t mask = 0;
   for (size_t j = 0; j < length; ++j) mask |= static_cast<std::uint64_t>(key_of(x[j]) >= low) << j;
   return mask;
 }
+
+#if MPITOPK_HAVE_AVX2
+// A block of floats in registers.
+struct Block {
+  static constexpr size_t lanes = 8;
+  static constexpr size_t vectors = block / lanes;
+  __m256 x[vectors];
+
+  MPITOPK_AVX2_INLINE __m256i keys(size_t j) const {
+    const __m256i magnitude = _mm256_set1_epi32(static_cast<int>(Format<float>::magnitude));
+    return _mm256_and_si256(_mm256_castps_si256(x[j]), magnitude);
+  }
+};
+
+MPITOPK_AVX2_INLINE __m256i just_below(Bits<float> limit) { return _mm256_set1_epi32(static_cast<int>(limit - 1)); }
+
+// Append the candidates of a block that begins at entry i, and set the sure ones to zero.
+MPITOPK_AVX2 inline void keep(Block& at, size_t i, const Limits<float>& limits, Found<float>& found) {
+  found.make_room();
+  const __m256i low = just_below(limits.low);
+  const __m256i sure = just_below(limits.sure);
+  Index* indices = found.indices.data() + found.count;
+  float* values = found.values.data() + found.count;
+  const Index* const first = indices;
+  for (size_t j = 0; j < Block::vectors; ++j) {
+    const __m256i keys = at.keys(j);
+    const Kept kept = compress(_mm256_cmpgt_epi32(keys, low));
+    const __m256i base = _mm256_set1_epi32(static_cast<int>(i + j * Block::lanes));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices), _mm256_add_epi32(base, kept.lanes));
+    _mm256_storeu_ps(values, _mm256_permutevar8x32_ps(at.x[j], kept.lanes));
+    indices += kept.count;
+    values += kept.count;
+    at.x[j] = _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, sure)), at.x[j]);
+  }
+  found.count += static_cast<size_t>(indices - first);
+}
+
+// Scan whole blocks from entry i on, until less than a block is left or more than `enough` candidates
+// are found; return where that was.
+template <class Source>
+MPITOPK_AVX2 size_t scan_blocks(const Source source, size_t i, size_t stop, Limits<float>& limits,
+                                Found<float>& found, size_t enough) {
+  const __m256i infinite = just_below(Format<float>::infinity);
+  __m256i low = just_below(limits.low);
+  for (; stop - i >= block; i += block) {
+    Block at;
+    __m256i most = _mm256_setzero_si256();
+    for (size_t j = 0; j < Block::vectors; ++j) {
+      at.x[j] = source.load(i + j * Block::lanes);
+      most = _mm256_max_epi32(most, at.keys(j));
+    }
+    if (!any_above(most, low)) {
+      for (size_t j = 0; j < Block::vectors; ++j) source.store(i + j * Block::lanes, at.x[j]);
+      continue;
+    }
+    if (any_above(most, infinite)) {
+      found.finite = false;
+      limits.low = Format<float>::none;
+      return stop;
+    }
+    Block kept = at;
+    keep(kept, i, limits, found);
+    for (size_t j = 0; j < Block::vectors; ++j) source.store(i + j * Block::lanes, kept.x[j]);
+    if (found.count > enough) return i + block;
+  }
+  return i;
+}
+#endif
 
 // Keep the k first by (magnitude descending, index ascending) of what was found from `begin` on, and
 // raise the threshold above what cannot win any more. `out`: where zeros are undone, or null.
@@ -143,6 +207,20 @@ void keep_largest(Found<T>& found, size_t begin, size_t k, Limits<T>& limits, T*
   limits.low = std::min(static_cast<Bits<T>>(kth + 1), Format<T>::infinity);
 }
 
+// Tell the candidates that are sure from those that are to be looked at again.
+template <class T>
+MPITOPK_INLINE void sift(Span& span, Bits<T> sure, Found<T>& found) {
+  const T* values = found.values.data();
+  T* open = found.open.reserve(found.open_count + (span.end - span.begin), found.open_count);
+  span.open_begin = found.open_count;
+  for (size_t i = span.begin; i < span.end; ++i) {
+    open[found.open_count] = values[i];
+    found.open_count += key_of(values[i]) < sure;
+  }
+  span.open_end = found.open_count;
+  span.sure = (span.end - span.begin) - (span.open_end - span.open_begin);
+}
+
 // Scan a span of which at most `wanted` entries can win; a dense span wants none.
 struct Scan {
   template <Isa isa, class T, class Source>
@@ -155,24 +233,33 @@ struct Scan {
     size_t length = std::min(source.head(i), span.stop - i);
     span.begin = found.count;
     while (i < span.stop) {
-      if (length == block) {
-        one<isa>(source, i, block, now, found, room);
+      if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
+        if (length == block) {
+          i = scan_blocks(source, i, span.stop, now, found, span.begin + enough);
+        } else {
+          one(source, i, length, now, found, room);
+          i += length;
+        }
+      } else if (length == block) {
+        one(source, i, block, now, found, room);
+        i += block;
       } else {
-        one<isa>(source, i, length, now, found, room);
+        one(source, i, length, now, found, room);
+        i += length;
       }
       if (found.count - span.begin > enough) [[unlikely]] {
         T* out = nullptr;
         if constexpr (Source::writes) out = source.out;
         keep_largest(found, span.begin, wanted, now, out);
       }
-      i += length;
       length = std::min(block, span.stop - i);
     }
     span.end = found.count;
+    sift(span, limits.sure, found);
   }
 
  private:
-  template <Isa isa, class T, class Source>
+  template <class T, class Source>
   MPITOPK_INLINE static void one(const Source& source, size_t i, size_t length, Limits<T>& limits,
                                  Found<T>& found, T* room) {
     Bits<T> most = 0;
@@ -186,7 +273,7 @@ struct Scan {
         Index* indices = found.indices.data() + found.count;
         T* values = found.values.data() + found.count;
         size_t n = 0;
-        for (std::uint64_t mask = hits<isa>(x, length, limits.low); mask != 0; mask &= mask - 1) {
+        for (std::uint64_t mask = hits(x, length, limits.low); mask != 0; mask &= mask - 1) {
           const auto j = static_cast<size_t>(std::countr_zero(mask));
           indices[n] = static_cast<Index>(i + j);
           values[n++] = x[j];

@@ -29,6 +29,7 @@ class Selector {
     stretches_.resize(cut_.sparse.size());
     kth_.resize(n_groups);
     missed_.resize(n_groups);
+    guesses_.resize(n_groups);
   }
 
   size_t total() const { return cut_.total; }
@@ -37,27 +38,22 @@ class Selector {
   // Returns whether everything is finite; if not, all that was written is unspecified.
   template <class Source>
   bool run(const Source& source, T* clear, Index* indices, T* values) {
-    choose_limits(source);
     std::fill(missed_.begin(), missed_.end(), 1);
+    std::fill(guesses_.begin(), guesses_.end(), Guess::history);
     for (Found<T>& found : found_) {
-      found.count = 0;
+      found.count = found.open_count = 0;
       found.finite = true;
     }
+    choose_limits(source);
     if (!scan(source, true)) return false;
     refine();
-    if (std::find(missed_.begin(), missed_.end(), 1) != missed_.end()) {
-      if (clear != nullptr) undo(clear);
-      for (size_t g = 0; g < cut_.groups.size(); ++g) {
-        if (!missed_[g]) continue;
-        limits_[g] = {};
-        ++fallbacks_;
-      }
+    while (std::find(missed_.begin(), missed_.end(), 1) != missed_.end()) {
       if (clear != nullptr) {
-        scan(Plain<T>{clear}, false);
+        undo(clear);
+        repeat(Plain<T>{clear});
       } else {
-        scan(source, false);
+        repeat(source);
       }
-      refine();
     }
     emit(clear, indices, values);
     for (size_t g = 0; g < cut_.groups.size(); ++g) histories_[g].learn(kth_[g]);
@@ -67,12 +63,38 @@ class Selector {
   }
 
  private:
+  // Where the limits of a group come from. After some that were too high comes the next.
+  enum class Guess { history, sample, none };
+
   template <class Source>
   void choose_limits(const Source& source) {
     pool_.each(pool_.useful(cut_.size), cut_.groups.size(), [&](int t, size_t g) {
-      if (histories_[g].guess(limits_[g])) return;
+      if (!missed_[g]) return;
+      Guess& guess = guesses_[g];
+      if (guess == Guess::history && histories_[g].guess(limits_[g])) return;
+      if (guess == Guess::none) {
+        limits_[g] = {};
+        return;
+      }
+      guess = Guess::sample;
       limits_[g] = sampled<T>(source, cut_, cut_.groups[g], found_[static_cast<size_t>(t)].scratch);
     });
+  }
+
+  // Scan what was missed once more; nothing is set to zero on the way.
+  template <class Source>
+  void repeat(const Source& source) {
+    for (size_t g = 0; g < cut_.groups.size(); ++g) {
+      if (!missed_[g]) continue;
+      guesses_[g] = guesses_[g] == Guess::history ? Guess::sample : Guess::none;
+      ++fallbacks_;
+    }
+    choose_limits(source);
+    for (size_t g = 0; g < cut_.groups.size(); ++g) {
+      if (missed_[g]) limits_[g].sure = Format<T>::none;
+    }
+    scan(source, false);
+    refine();
   }
 
   // Scan the groups that are still missed, and with `all` the dense pieces too.
@@ -115,36 +137,47 @@ class Selector {
   void refine(size_t g, KthScratch<T>& scratch) {
     const Group& group = cut_.groups[g];
     size_t there = 0;
-    for (size_t s = group.first_span; s < group.last_span; ++s) {
-      const Span& span = cut_.spans[cut_.sparse[s]];
-      stretches_[s] = {values_of(span) + span.begin, span.end - span.begin};
-      there += stretches_[s].size;
-    }
+    size_t sure = 0;
+    for_spans_of(group, [&](size_t, const Span& span) {
+      there += span.end - span.begin;
+      sure += span.sure;
+    });
     if (there < group.count) return;
     missed_[g] = 0;
+    // Where fewer are sure than win, the window decides; it was too low otherwise, and all are looked at.
+    const bool window = sure < group.count;
+    for_spans_of(group, [&](size_t s, const Span& span) {
+      const Found<T>& found = found_[static_cast<size_t>(span.thread)];
+      stretches_[s] = window ? Stretch<T>{found.open.data() + span.open_begin, span.open_end - span.open_begin}
+                             : Stretch<T>{found.values.data() + span.begin, span.end - span.begin};
+    });
     const Stretch<T>* all = stretches_.data();
-    const Bits<T> kth =
-        kth_largest(Stretches{all + group.first_span, all + group.last_span}, group.count, scratch);
+    const Bits<T> kth = kth_largest(Stretches{all + group.first_span, all + group.last_span},
+                                    window ? group.count - sure : group.count, scratch);
     kth_[g] = kth;
     size_t ties = group.count;
-    for (size_t s = group.first_span; s < group.last_span; ++s) {
-      Span& span = cut_.spans[cut_.sparse[s]];
-      span.greater = span.equal = 0;
+    for_spans_of(group, [&](size_t s, Span& span) {
+      span.greater = window ? span.sure : 0;
+      span.equal = 0;
       for (size_t i = 0; i < stretches_[s].size; ++i) {
         const Bits<T> key = key_of(stretches_[s].data[i]);
         span.greater += key > kth;
         span.equal += key == kth;
       }
       ties -= span.greater;
-    }
+    });
     size_t offset = group.offset;
-    for (size_t s = group.first_span; s < group.last_span; ++s) {
-      Span& span = cut_.spans[cut_.sparse[s]];
+    for_spans_of(group, [&](size_t, Span& span) {
       span.offset = offset;
       span.ties = std::min(ties, span.equal);
       ties -= span.ties;
       offset += span.greater + span.ties;
-    }
+    });
+  }
+
+  template <class F>
+  void for_spans_of(const Group& group, F&& f) {
+    for (size_t s = group.first_span; s < group.last_span; ++s) f(s, cut_.spans[cut_.sparse[s]]);
   }
 
   // Put back what was set to zero too early, in the groups that are missed.
@@ -193,10 +226,6 @@ class Selector {
     });
   }
 
-  const T* values_of(const Span& span) const {
-    return found_[static_cast<size_t>(span.thread)].values.data();
-  }
-
   Pool& pool_;
   const Isa isa_;
   Cut cut_;
@@ -206,6 +235,7 @@ class Selector {
   std::vector<Stretch<T>> stretches_;
   std::vector<Bits<T>> kth_;
   std::vector<char> missed_;
+  std::vector<Guess> guesses_;
   size_t fallbacks_ = 0;
   size_t candidates_ = 0;
 };

@@ -54,7 +54,7 @@ Limits<T> sampled(const Source& source, const Cut& cut, const Group& group, KthS
   constexpr size_t smallest = 4096;
   Limits<T> limits;
   if (group.size < smallest) return limits;
-  const size_t lines = std::min(most_lines, std::max<size_t>(64, group.size / (32 * line)));
+  const size_t lines = std::min(most_lines, std::max<size_t>(64, group.size / (128 * line)));
   const size_t stride = group.size / lines;
   std::array<T, most_lines * line> sample;
   size_t count = 0;
