@@ -22,7 +22,8 @@ struct Found {
   Buffer<Index> indices;
   Buffer<T> values;
   size_t count = 0;
-  Buffer<T> open;  // the values inside the windows
+  Buffer<Index> open_indices;  // those inside the windows
+  Buffer<T> open;
   size_t open_count = 0;
   bool finite = true;
   KthScratch<T> scratch;
@@ -210,10 +211,14 @@ void keep_largest(Found<T>& found, size_t begin, size_t k, Limits<T>& limits, T*
 // Tell the candidates that are sure from those that are to be looked at again.
 template <class T>
 MPITOPK_INLINE void sift(Span& span, Bits<T> sure, Found<T>& found) {
+  const size_t most = found.open_count + (span.end - span.begin);
+  const Index* indices = found.indices.data();
   const T* values = found.values.data();
-  T* open = found.open.reserve(found.open_count + (span.end - span.begin), found.open_count);
+  Index* open_indices = found.open_indices.reserve(most, found.open_count);
+  T* open = found.open.reserve(most, found.open_count);
   span.open_begin = found.open_count;
   for (size_t i = span.begin; i < span.end; ++i) {
+    open_indices[found.open_count] = indices[i];
     open[found.open_count] = values[i];
     found.open_count += key_of(values[i]) < sure;
   }

@@ -11,6 +11,20 @@
 
 namespace mpitopk {
 
+// Whether a number, taken in order, is one of those greater than the k-th, or of the first ties with it.
+template <class T>
+struct Ranking {
+  Bits<T> kth;
+  size_t ties;
+
+  MPITOPK_INLINE bool operator()(T x) {
+    const Bits<T> key = key_of(x);
+    const bool tie = (key == kth) & (ties > 0);
+    ties -= tie;
+    return (key > kth) | tie;
+  }
+};
+
 template <class T>
 class Selector {
  public:
@@ -197,20 +211,24 @@ class Selector {
       const Found<T>& found = found_[static_cast<size_t>(span.thread)];
       const Index* where = found.indices.data();
       const T* what = found.values.data();
-      const Bits<T> kth = kth_[g];
-      const Bits<T> sure = limits_[g].sure;
-      size_t ties = span.ties;
-      size_t to = span.offset;
-      for (size_t i = span.begin; i < span.end; ++i) {
-        const Bits<T> key = key_of(what[i]);
-        const bool wins = key > kth || (key == kth && ties > 0);
-        if (wins) {
-          ties -= key == kth;
-          indices[to] = where[i];
-          values[to++] = what[i];
+      Ranking<T> wins{kth_[g], span.ties};
+      const size_t end = span.offset + span.greater + span.ties;
+      for (size_t i = span.begin, to = span.offset; to < end; ++i) {
+        indices[to] = where[i];
+        values[to] = what[i];
+        to += wins(what[i]);
+      }
+      if (clear == nullptr) return;
+      wins = {kth_[g], span.ties};
+      if (kth_[g] < limits_[g].sure) {
+        for (size_t i = span.open_begin; i < span.open_end; ++i) {
+          const T value = found.open.data()[i];
+          clear[found.open_indices.data()[i]] = wins(value) ? T{0} : value;
         }
-        // A winner that is still there, or a loser that is not.
-        if (clear != nullptr && wins != (key >= sure)) clear[where[i]] = wins ? T{0} : what[i];
+      } else {
+        for (size_t i = span.begin; i < span.end; ++i) {
+          if (key_of(what[i]) >= limits_[g].sure && !wins(what[i])) clear[where[i]] = what[i];
+        }
       }
     });
   }
