@@ -120,6 +120,11 @@ class Layout:
         """Type of the residual and of the mean: float64 for float64, else float32."""
         return "float64" if self.dtype == "float64" else "float32"
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the residual, and of the mean."""
+        return self.size * (8 if self.accumulator == "float64" else 4)
+
     @cached_property
     def digest(self) -> int:
         """64 bits that two layouts share if and only if (almost surely) they are equal."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpitopk.costs import allreduce_bytes
 
 if TYPE_CHECKING:
@@ -49,6 +47,6 @@ class Metrics:
         """Take note of a step that has been taken."""
         layout = rank.layout
         self.steps += 1
-        self.dense_bytes += allreduce_bytes(layout.size * np.dtype(layout.accumulator).itemsize, rank.size)
+        self.dense_bytes += allreduce_bytes(layout.nbytes, rank.size)
         self.density = rank.sent / max(1, layout.size)
         self.union = rank.held / max(1, layout.size)

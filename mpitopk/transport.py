@@ -52,7 +52,8 @@ class Transport:
             raise ConfigError(f"comm is {comm!r}: give an mpi4py communicator, such as MPI.COMM_WORLD")
         self._comm = comm.Dup()
         self._limit = limit
-        self._received: Bytes = np.empty(0, np.uint8)
+        self._received = Messages(np.empty(0, np.uint8), [], [])
+        self._room: Bytes = np.empty(0, np.uint8)
         self._staged: Bytes = np.empty(0, np.uint8)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
@@ -82,41 +83,48 @@ class Transport:
         return [int(size) for size in every]
 
     def allgatherv(self, message: Message, sizes: list[int]) -> Messages:
-        """Gather the messages of all ranks, of the given sizes; valid until the next exchange."""
-        starts = list(accumulate(sizes, initial=0))
-        total = starts.pop()
-        self._reserve(total)
-        received = self._received[:total]
-        if total <= self._limit:
-            self._comm.Allgatherv(message.buffer, [received, (sizes, starts)])
-        else:
-            self._allgatherv_in_rounds(message.buffer, sizes, starts, received)
-        return Messages(received, starts, sizes)
+        """Gather the messages of all ranks, of the given sizes; valid until the next exchange.
 
-    def _allgatherv_in_rounds(
-        self, sent: Bytes, sizes: Sequence[int], targets: list[int], received: Bytes
-    ) -> None:
-        for offset, counts in rounds(sizes, self._limit):
+        Where they are of one size it is an allgather, for which MPI libraries have quicker algorithms.
+        """
+        if sizes != self._received.sizes:
+            self._received = self._room_for(sizes)
+        received = self._received
+        if received.buffer.size > self._limit:
+            self._allgatherv_in_rounds(message.buffer, received)
+        elif sizes.count(sizes[0]) == len(sizes):
+            self._comm.Allgather(message.buffer, received.buffer)
+        else:
+            self._comm.Allgatherv(message.buffer, [received.buffer, (sizes, received.starts)])
+        return received
+
+    def _allgatherv_in_rounds(self, sent: Bytes, received: Messages) -> None:
+        for offset, counts in rounds(received.sizes, self._limit):
             starts = list(accumulate(counts, initial=0))
             part = sent[offset : offset + counts[self.rank]]
             self._comm.Allgatherv(part, [self._staged[: starts[-1]], (counts, starts[:-1])])
-            for start, count, target in zip(starts, counts, targets, strict=False):
-                received[target + offset : target + offset + count] = self._staged[start : start + count]
+            for start, count, target in zip(starts, counts, received.starts, strict=False):
+                at = target + offset
+                received.buffer[at : at + count] = self._staged[start : start + count]
 
-    def _reserve(self, total: int) -> None:
-        """Make room for what arrives. All ranks grow together, so that none fails alone."""
-        if total <= self._received.size:
-            return
+    def _room_for(self, sizes: list[int]) -> Messages:
+        """Return where messages arrive. All ranks grow together, so that none fails alone."""
+        *starts, total = accumulate(sizes, initial=0)
+        if total > self._room.size:
+            self._grow(total)
+        return Messages(self._room[:total], starts, sizes)
+
+    def _grow(self, total: int) -> None:
         failure = None
         try:
-            received = np.empty(total, np.uint8)
+            room = np.empty(total, np.uint8)
             staged = np.empty(self._limit if total > self._limit else 0, np.uint8)
         except MemoryError as error:
             failure = f"rank {self.rank} has no memory for {total} bytes of messages: {error}"
         failures = [text for text in self.gather_objects(failure) if text]
         if failures:
             raise ExchangeError("; ".join(failures) + "; lower the density, or run fewer ranks on a node")
-        self._received, self._staged = received, staged
+        self._room, self._staged = room, staged
 
     def allreduce(self, values: Array, total: Array) -> None:
         """Write the sum over the ranks to `total`."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ MAGIC = int.from_bytes(b"mTk1", "little")
 HEADER = Struct("<IBBHqqQq")
 ARRIVAL = Struct("<q")
 ARRIVAL_AT = HEADER.size - ARRIVAL.size
+COUNT = Struct("<q")
 COUNT_AT = 16
 STATUS_AT = 4
 ITEMSIZE_AT = 5
@@ -110,7 +112,12 @@ class Message:
     def sign(self, status: Status, *, step: int, layout: int, arrival: int) -> None:
         """Write the header."""
         form = self.values.itemsize, 0, step, self.indices.size
-        HEADER.pack_into(self.buffer.data, 0, MAGIC, status, *form, layout, arrival)
+        HEADER.pack_into(self.view, 0, MAGIC, status, *form, layout, arrival)
+
+    @cached_property
+    def view(self) -> memoryview:
+        """The buffer, for `struct`."""
+        return self.buffer.data
 
     @property
     def alone(self) -> Messages:
@@ -135,36 +142,40 @@ class Messages:
     starts: list[int]
     sizes: list[int]
 
+    @cached_property
+    def view(self) -> memoryview:
+        """The buffer, for `struct`."""
+        return self.buffer.data
+
     @property
     def headers(self) -> list[Header]:
         """The headers of all ranks."""
-        return [Header(*HEADER.unpack_from(self.buffer.data, start)) for start in self.starts]
+        return [Header(*HEADER.unpack_from(self.view, start)) for start in self.starts]
 
     @property
     def latest(self) -> int:
         """When the last rank came to the exchange."""
-        view = self.buffer.data
+        view = self.view
         times: list[int] = [ARRIVAL.unpack_from(view, start + ARRIVAL_AT)[0] for start in self.starts]
         return max(times)
 
     @property
-    def counts(self) -> Array:
-        """Entries with an index, of each message: int64, shape (P,)."""
-        at = np.array(self.starts) + COUNT_AT
-        counts: Array = self.buffer.view("<i8")[at >> 3]
-        return counts
+    def counts(self) -> list[int]:
+        """Entries with an index, of each message."""
+        view = self.view
+        return [COUNT.unpack_from(view, start + COUNT_AT)[0] for start in self.starts]
 
     @property
     def itemsize(self) -> int:
         """Bytes of a value."""
-        return int(self.buffer[ITEMSIZE_AT])
+        return self.view[ITEMSIZE_AT]
 
     def all_fine(self, own: Message, *, layout: int, step: int) -> bool:
         """Return whether all ranks can go on.
 
         Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
         """
-        view, mine = self.buffer.data, own.buffer[:ARRIVAL_AT].tobytes()
+        view, mine = self.view, bytes(own.view[:ARRIVAL_AT])
         alike = all(view[start : start + ARRIVAL_AT] == mine for start in self.starts)
         if alike and self.sizes == [own.buffer.size] * len(self.sizes):
             return mine[STATUS_AT] == Status.FINE
@@ -192,7 +203,7 @@ class Messages:
         """Yield the indices and values of each message; `dense`: rows (start, stop)."""
         further = int((dense[:, 1] - dense[:, 0]).sum())
         dtype = f"f{self.itemsize}"
-        for start, count in zip(self.starts, self.counts.tolist(), strict=True):
+        for start, count in zip(self.starts, self.counts, strict=True):
             message = Message.parse(self.buffer[start:], count, further, dtype)
             yield message.indices, message.values
 

@@ -105,7 +105,7 @@ def test_messages_read_as_they_were_written(count: int, dense: int, dtype: str) 
     every = Messages(np.concatenate([message.buffer] * 2), [0, size], [size] * 2)
     assert every.all_fine(message, layout=2**64 - 1, step=3)
     assert every.latest == -5
-    assert every.counts.tolist() == [count] * 2
+    assert every.counts == [count] * 2
     rows = np.array([[0, dense]])
     for indices, values in every.parts(rows):
         np.testing.assert_array_equal(indices, message.indices)

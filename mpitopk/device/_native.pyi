@@ -53,8 +53,8 @@ class Engine:
     def merge(
         self,
         buffer: Bytes,
-        starts: Array,
-        counts: Array,
+        starts: list[int],
+        counts: list[int],
         itemsize: int,
         dense: Array,
         divisor: int,
@@ -69,8 +69,8 @@ class Engine:
     def merge_sparse(
         self,
         buffer: Bytes,
-        starts: Array,
-        counts: Array,
+        starts: list[int],
+        counts: list[int],
         itemsize: int,
         dense: Array,
         divisor: int,

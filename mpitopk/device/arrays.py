@@ -29,7 +29,9 @@ def host_array(x: object, what: str) -> Array:
         )
     else:
         array = _viewed(x, what)
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":
+        return array.view(np.uint16)
+    return array
 
 
 def _viewed(x: object, what: str) -> Array:

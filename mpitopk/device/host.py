@@ -80,7 +80,7 @@ class HostDevice(Device):
     def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:
         held = self.engine.merge(
             messages.buffer,
-            np.array(messages.starts),
+            messages.starts,
             messages.counts,
             messages.itemsize,
             dense,
@@ -92,13 +92,13 @@ class HostDevice(Device):
     def merge_sparse(
         self, messages: Messages, dense: Array, divisor: int, size: int, dtype: str
     ) -> tuple[Array, Array]:
-        room = min(size, int(messages.counts.sum()) + int((dense[:, 1] - dense[:, 0]).sum()))
+        room = min(size, sum(messages.counts) + int((dense[:, 1] - dense[:, 0]).sum()))
         if self._merged[0].size < room or self._merged[1].dtype != dtype:
             self._merged = self.empty(room, "uint32"), self.empty(room, dtype)
         indices, values = self._merged
         held = self.engine.merge_sparse(
             messages.buffer,
-            np.array(messages.starts),
+            messages.starts,
             messages.counts,
             messages.itemsize,
             dense,

@@ -19,6 +19,8 @@ namespace {
 
 using namespace mpitopk;
 
+using Numbers = std::vector<std::int64_t>;
+
 template <class T>
 constexpr char code = 0;
 template <>
@@ -239,7 +241,7 @@ class Engine {
     });
   }
 
-  std::ptrdiff_t merge(const py::array& buffer, const py::array& starts, const py::array& counts, int itemsize,
+  std::ptrdiff_t merge(const py::array& buffer, const Numbers& starts, const Numbers& counts, int itemsize,
                        const py::array& dense, double divisor, const py::array& out) {
     return visit<float, double>("out", out, [&](auto to) {
       using T = std::remove_pointer_t<decltype(to.data)>;
@@ -248,7 +250,7 @@ class Engine {
     });
   }
 
-  std::ptrdiff_t merge_sparse(const py::array& buffer, const py::array& starts, const py::array& counts,
+  std::ptrdiff_t merge_sparse(const py::array& buffer, const Numbers& starts, const Numbers& counts,
                               int itemsize, const py::array& dense, double divisor, size_t size,
                               const py::array& out_indices, const py::array& out_values) {
     const auto where = as<Index>("out_indices", out_indices);
@@ -338,7 +340,7 @@ class Engine {
   }
 
   template <class T, class F>
-  std::ptrdiff_t merged(const py::array& buffer, const py::array& starts, const py::array& counts, int itemsize,
+  std::ptrdiff_t merged(const py::array& buffer, const Numbers& starts, const Numbers& counts, int itemsize,
                         const py::array& dense, double divisor, size_t size, F&& f) {
     switch (itemsize) {
       case 2:
@@ -353,18 +355,16 @@ class Engine {
   }
 
   template <class T, class W, class F>
-  std::ptrdiff_t merged_of(const py::array& buffer, const py::array& starts, const py::array& counts,
+  std::ptrdiff_t merged_of(const py::array& buffer, const Numbers& starts, const Numbers& counts,
                            const py::array& dense, double divisor, size_t size, F& f) {
     const auto bytes = as<const std::uint8_t>("buffer", buffer);
-    const auto at = as<const std::int64_t>("starts", starts);
-    const auto k = as<const std::int64_t>("counts", counts);
     const std::vector<Dense> pieces = dense_of(dense, size);
-    require(at.size == k.size, "starts and counts must be of one length");
+    require(starts.size() == counts.size(), "starts and counts must be of one length");
     std::vector<Incoming<W>> messages;
-    for (size_t p = 0; p < at.size; ++p) {
-      const auto start = static_cast<size_t>(at.data[p]);
-      const auto count = static_cast<size_t>(k.data[p]);
-      require(at.data[p] >= 0 && k.data[p] >= 0 && start + header_bytes <= bytes.size && count <= bytes.size / 4,
+    for (size_t p = 0; p < starts.size(); ++p) {
+      const auto start = static_cast<size_t>(starts[p]);
+      const auto count = static_cast<size_t>(counts[p]);
+      require(starts[p] >= 0 && counts[p] >= 0 && start + header_bytes <= bytes.size && count <= bytes.size / 4,
               "a message lies outside of the buffer");
       messages.emplace_back(bytes.data + start, count);
       const auto* end = reinterpret_cast<const std::uint8_t*>(messages.back().values + count + total_of(pieces));
