@@ -222,8 +222,7 @@ class Selector {
       wins = {kth_[g], span.ties};
       if (kth_[g] < limits_[g].sure) {
         for (size_t i = span.open_begin; i < span.open_end; ++i) {
-          const T value = found.open.data()[i];
-          clear[found.open_indices.data()[i]] = wins(value) ? T{0} : value;
+          if (wins(found.open.data()[i])) clear[found.open_indices.data()[i]] = T{0};
         }
       } else {
         for (size_t i = span.begin; i < span.end; ++i) {
