@@ -208,6 +208,8 @@ def test_misspelt_schemes_and_options() -> None:
         make_scheme("topkk", density=0.1)
     with pytest.raises(ConfigError, match="did you mean 'density'"):
         make_scheme("topk", densty=0.1)
+    with pytest.raises(ConfigError, match="TopK needs a value for density"):
+        make_scheme("topk")
     with pytest.raises(ConfigError, match="values is 'float8'"):
         TopK(0.1, values="float8")
     with pytest.raises(ConfigError, match="seed"):

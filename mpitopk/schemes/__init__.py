@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import Any
 
 from mpitopk.errors import ConfigError, nearest
-from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps
+from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.topk import TopK
@@ -19,7 +20,8 @@ def make_scheme(name: str, **options: Any) -> Scheme:
     Raises
     ------
     ConfigError
-        If there is no such scheme or option; the nearest right one is named.
+        If there is no such scheme or option, in which case the nearest right one is named; or if
+        an option that has no default is missing.
 
     Examples
     --------
@@ -28,7 +30,13 @@ def make_scheme(name: str, **options: Any) -> Scheme:
     """
     if name not in SCHEMES:
         raise ConfigError(f"there is no scheme {name!r}: {nearest(name, SCHEMES)}")
-    return SCHEMES[name](**options)
+    scheme = SCHEMES[name]
+    check_options(scheme, options)
+    needed = [f.name for f in fields(scheme) if f.default is MISSING]  # type: ignore[arg-type]
+    missing = [option for option in needed if option not in options]
+    if missing:
+        raise ConfigError(f"{scheme.__name__} needs a value for {', '.join(missing)}")
+    return scheme(**options)
 
 
 __all__ = [
