@@ -1,0 +1,70 @@
+// Fences and atomics. As in CUDA an atomic orders nothing but itself, and a fence before and after makes
+// it publish; ThreadSanitizer is told so, since it does not know fences.
+#pragma once
+
+inline void __threadfence() {
+#if defined(__SANITIZE_THREAD__)
+  cudasim::Thread& me = *cudasim::current;
+  for (unsigned i = 0; i < me.n_seen; ++i) __tsan_acquire(me.seen[i]);
+  me.n_seen = 0;
+  me.fenced = true;
+#else
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+inline void __threadfence_block() { __threadfence(); }
+
+namespace cudasim {
+
+inline void before_atomic([[maybe_unused]] void* p) {
+#if defined(CUDASIM_CHECKED)
+  cudasim_yield();
+#endif
+  CUDASIM_TSAN(if (current->fenced) __tsan_release(p);)
+}
+
+inline void after_atomic([[maybe_unused]] void* p) {
+#if defined(__SANITIZE_THREAD__)
+  Thread& me = *current;
+  if (me.fenced) __tsan_release(p);
+  me.seen[me.n_seen < 8 ? me.n_seen++ : 7] = p;
+#endif
+}
+
+// Replace *p by f(*p); return what was there.
+template <class T, class F>
+T update(T* p, F&& f) {
+  before_atomic(p);
+  T old, next;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do {
+    next = f(old);
+  } while (!__atomic_compare_exchange(p, &old, &next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  after_atomic(p);
+  return old;
+}
+
+}  // namespace cudasim
+
+// The types that CUDA has each of them for, and no others.
+#define CUDASIM_ATOMIC(T, name, next) \
+  inline T name(T* p, T value) {      \
+    return cudasim::update(p, [&](T old) -> T { return next; }); \
+  }
+#define CUDASIM_ATOMICS(T)                                  \
+  CUDASIM_ATOMIC(T, atomicAdd, old + value)                 \
+  CUDASIM_ATOMIC(T, atomicMax, old < value ? value : old)   \
+  CUDASIM_ATOMIC(T, atomicMin, value < old ? value : old)   \
+  CUDASIM_ATOMIC(T, atomicAnd, old & value)                 \
+  CUDASIM_ATOMIC(T, atomicOr, old | value)                  \
+  CUDASIM_ATOMIC(T, atomicExch, (static_cast<void>(old), value)) \
+  inline T atomicCAS(T* p, T expected, T value) {           \
+    return cudasim::update(p, [&](T old) { return old == expected ? value : old; }); \
+  }
+CUDASIM_ATOMICS(int)
+CUDASIM_ATOMICS(unsigned)
+CUDASIM_ATOMICS(unsigned long long)
+CUDASIM_ATOMIC(int, atomicSub, old - value)
+CUDASIM_ATOMIC(unsigned, atomicSub, old - value)
+#undef CUDASIM_ATOMICS
+#undef CUDASIM_ATOMIC

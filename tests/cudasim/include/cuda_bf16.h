@@ -1,0 +1,1 @@
+// The types are in cuda.hpp.
