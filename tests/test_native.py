@@ -141,6 +141,40 @@ def test_thresholds_warm_up_and_the_slow_path_is_taken_when_they_fail() -> None:
     assert same(expected[0], indices)
 
 
+def sampled_positions(n: int) -> np.ndarray:
+    """Return where thresholds.hpp looks in a single group of n floats."""
+    line = 16
+    lines = min(2048, max(64, n // (128 * line)))
+    stride = n // lines
+    starts, random = [0], 1
+    for taken in range(1, lines):
+        random = (random * 1664525 + 1013904223) % 2**32
+        starts.append(taken * stride + (random >> 8) % (stride - line))
+    return (np.array(starts)[:, None] + np.arange(line)).ravel()
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_sample_that_misleads_as_well_leads_to_a_full_selection(isa: str, warm: bool) -> None:
+    """All that the sample sees is large, and too little else is: the window lies too high."""
+    host, n, k = HostDevice(1, isa), 400_000, 20_000
+    plan, rng = one_group(n, k), np.random.default_rng(0)
+    residual, out = np.zeros(n, np.float32), host.empty(n, "float32")
+    got = np.empty(k, np.uint32), np.empty(k, np.float32)
+    if warm:
+        for _ in range(6):
+            gradient = rng.standard_normal(n, dtype=np.float32) * 1000
+            host.accumulate_select(gradient, residual, out, plan, *got)
+    before = host.fallbacks
+    gradient = rng.standard_normal(n, dtype=np.float32) / 100
+    gradient[sampled_positions(n)] += 10
+    expected = selected(REFERENCE, gradient, residual, plan)
+    assert host.accumulate_select(gradient, residual, out, plan, *got)
+    assert host.fallbacks - before == (2 if warm else 1)
+    for right, found in zip(expected[:3], (*got, out), strict=True):
+        assert same(right, found)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("dtype", GRADIENTS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -534,9 +534,9 @@ int cudasim_launch(const Kernel* kernel, const unsigned* grid, const unsigned* b
     return 1;
   }
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  const unsigned workers = config.workers > 0 ? config.workers : cores;
+  [[maybe_unused]] const unsigned workers = config.workers > 0 ? config.workers : cores;
 #if defined(__SANITIZE_ADDRESS__)
-  run_shared(launch, n_blocks, std::min(workers, 1u));
+  run_shared(launch, n_blocks, 1);
 #elif defined(CUDASIM_TSAN_LANE)
   run_apart(launch, n_blocks, workers);
 #else

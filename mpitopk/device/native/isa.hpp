@@ -28,7 +28,8 @@ enum class Isa { scalar, avx2 };
 inline std::vector<std::string> isas() {
   std::vector<std::string> names{"scalar"};
 #if MPITOPK_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) names.emplace_back("avx2");
+  const bool others = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("popcnt");
+  if (__builtin_cpu_supports("avx2") && others) names.emplace_back("avx2");
 #endif
   return names;
 }

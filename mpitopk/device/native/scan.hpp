@@ -62,6 +62,14 @@ struct Fused {
   }
 
   MPITOPK_INLINE void store(size_t i, size_t length, const T* room) const {
+#if MPITOPK_HAVE_AVX2
+    if (streams && length == block) {
+      auto* to = reinterpret_cast<__m128i*>(out + i);
+      const auto* from = reinterpret_cast<const __m128i*>(room);
+      for (size_t j = 0; j < block * sizeof(T) / 16; ++j) _mm_stream_si128(to + j, _mm_load_si128(from + j));
+      return;
+    }
+#endif
     for (size_t j = 0; j < length; ++j) out[i + j] = room[j];
   }
 
@@ -173,7 +181,7 @@ MPITOPK_AVX2 size_t scan_blocks(const Source source, size_t i, size_t stop, Limi
       limits.low = Format<float>::none;
       return stop;
     }
-    Block kept = at;
+    Block kept = at;  // a copy, since this one has its address taken and the other stays in registers
     keep(kept, i, limits, found);
     for (size_t j = 0; j < Block::vectors; ++j) source.store(i + j * Block::lanes, kept.x[j]);
     if (found.count > enough) return i + block;
@@ -238,19 +246,14 @@ struct Scan {
     size_t length = std::min(source.head(i), span.stop - i);
     span.begin = found.count;
     while (i < span.stop) {
-      if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
-        if (length == block) {
-          i = scan_blocks(source, i, span.stop, now, found, span.begin + enough);
-        } else {
-          one(source, i, length, now, found, room);
-          i += length;
-        }
-      } else if (length == block) {
-        one(source, i, block, now, found, room);
-        i += block;
-      } else {
+      if (length < block) {
         one(source, i, length, now, found, room);
         i += length;
+      } else if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
+        i = scan_blocks(source, i, span.stop, now, found, span.begin + enough);
+      } else {
+        one(source, i, block, now, found, room);
+        i += block;
       }
       if (found.count - span.begin > enough) [[unlikely]] {
         T* out = nullptr;

@@ -219,6 +219,7 @@ class Selector {
         to += wins(what[i]);
       }
       if (clear == nullptr) return;
+      // Those above `sure` are zero already: either some of the others win too, or some of them do not.
       wins = {kth_[g], span.ties};
       if (kth_[g] < limits_[g].sure) {
         for (size_t i = span.open_begin; i < span.open_end; ++i) {
