@@ -15,6 +15,7 @@ from cudasim import LaunchError, Module
 from cudasim.faults import REFUSED, SOURCE, WRONG
 
 FOUND = cudasim.FOUND
+LANGUAGE = SOURCE.with_name("language.cu")
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
@@ -63,8 +64,8 @@ def test_clean_twins_are_quiet(kernel: str, lane: str) -> None:
 
 @cache
 def module() -> Module:
-    names = ["scaled<float>", "scaled<double>", "converted", "warp_sums", "divergent_barrier", "reversed"]
-    return Module(SOURCE.read_text(), names, path=SOURCE.name)
+    kernels = ["converted", "lanes", "votes", "atomics", "bits", "scaled<float>", "scaled<double>"]
+    return Module(LANGUAGE.read_text(), kernels, path=LANGUAGE.name)
 
 
 @pytest.mark.parametrize("order", cudasim.ORDERS)
@@ -79,13 +80,44 @@ def test_templates_and_grids(order: str, workers: int) -> None:
         assert (out == 3 * x).all()
 
 
-def test_warps() -> None:
-    x = np.random.default_rng(0).integers(0, 1000, 64, dtype=np.uint32)
-    out = np.zeros(6, np.uint32)
-    module().launch("warp_sums", 1, 64, [x, out])
-    for warp, lanes in enumerate(x.reshape(2, 32)):
-        odd = sum(1 << lane for lane in range(32) if lanes[lane] & 1)
-        assert out[3 * warp : 3 * warp + 3].tolist() == [lanes.sum(), odd, lanes.max()]
+def test_lanes() -> None:
+    x = np.random.default_rng(0).integers(0, 9, 32, dtype=np.uint32)
+    out = np.zeros((11, 32), np.uint32)
+    module().launch("lanes", 1, 32, [x, out])
+    lane = np.arange(32)
+    up, down = np.where(lane >= 3, lane - 3, lane), np.where(lane < 29, lane + 3, lane)
+    masks = [sum(1 << i for i in lane.tolist() if x[i] == value) for value in x]
+    odd = sum(1 << i for i in lane.tolist() if x[i] & 1)
+    same = [odd, (x == 7).any(), (x < 8).all()], [x.sum(), x.max(), x.min()]
+    rows = [x[np.full(32, 5)], x[up], x[down], x[lane ^ 4], *same[0], masks, *same[1]]
+    for function, expected in enumerate(rows):
+        assert (out[function] == expected).all(), function
+
+
+@pytest.mark.parametrize("most", [7, 8])
+def test_votes(most: int) -> None:
+    x, out = np.arange(96, dtype=np.int32) % (most + 1), np.zeros(3, np.int32)
+    module().launch("votes", 1, 96, [x, out])
+    assert out.tolist() == [(x > 3).sum(), 1, most < 8]
+
+
+def test_atomics() -> None:
+    module().configure(order="shuffled")
+    x = np.random.default_rng(0).integers(1, 1000, 512, dtype=np.uint32)
+    out = np.array([0, 0, 5000, 2**32 - 1, 0, 2**31, 0, 0], np.uint32)
+    module().launch("atomics", 8, 64, [x, out])
+    bitwise = [np.bitwise_and.reduce(x), np.bitwise_or.reduce(x)]
+    assert out.tolist() == [x.sum(), x.max(), x.min(), *bitwise, 2**31 - x.sum(), 9, 512]
+
+
+def test_bits() -> None:
+    x = np.array([0, 1, 2, 12, 2**31, 2**32 - 1], np.uint32)
+    out = np.zeros((x.size, 5), np.int32)
+    module().launch("bits", 1, 4, [x, out, np.int64(x.size)])
+    for value, row in zip(x.tolist(), out.tolist(), strict=True):
+        ones, first = value.bit_count(), (value & -value).bit_length()
+        wide = (value << 20).bit_length()
+        assert row == [ones, ones, first, 32 - value.bit_length(), 64 - wide]
 
 
 def test_conversions_round_as_numpy_does() -> None:
@@ -124,15 +156,16 @@ def test_launches_that_a_gpu_would_refuse_or_misread(
 
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(LaunchError, match="there is no kernel 'nothing'"):
-        Module(SOURCE.read_text(), ["nothing"])
-    with pytest.raises(LaunchError, match="there is no kernel 'counted' in the module"):
-        module().launch("counted", 1, 1, [])
+        Module(LANGUAGE.read_text(), ["nothing"])
+    with pytest.raises(LaunchError, match="there is no kernel 'lanes' in the module"):
+        Module(LANGUAGE.read_text(), ["votes"]).launch("lanes", 1, 32, [])
     with pytest.raises(LaunchError, match="do not compile"):
         Module("__global__ void f(int* x) { *x = __activemask(); }", ["f"])
 
 
 def test_divergence_names_both_lines() -> None:
     lines = [n for n, line in enumerate(SOURCE.read_text().splitlines(), 1) if "__syncthreads" in line]
+    faults = Module(SOURCE.read_text(), ["divergent_barrier"])
     with pytest.raises(LaunchError, match="barriers diverge") as caught:
-        module().launch("divergent_barrier", 1, 64, [np.zeros(64, np.int32)])
+        faults.launch("divergent_barrier", 1, 64, [np.zeros(64, np.int32)])
     assert sum(f"line {line}" in str(caught.value) for line in lines) == 2

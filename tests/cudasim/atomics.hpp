@@ -12,7 +12,6 @@ inline void __threadfence() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
 }
-inline void __threadfence_block() { __threadfence(); }
 
 namespace cudasim {
 
@@ -46,25 +45,19 @@ T update(T* p, F&& f) {
 
 }  // namespace cudasim
 
-// The types that CUDA has each of them for, and no others.
-#define CUDASIM_ATOMIC(T, name, next) \
-  inline T name(T* p, T value) {      \
-    return cudasim::update(p, [&](T old) -> T { return next; }); \
+#define CUDASIM_ATOMIC(name, next)                                    \
+  inline unsigned name(unsigned* p, unsigned value) {                 \
+    return cudasim::update(p, [&](unsigned old) { return next; });    \
   }
-#define CUDASIM_ATOMICS(T)                                  \
-  CUDASIM_ATOMIC(T, atomicAdd, old + value)                 \
-  CUDASIM_ATOMIC(T, atomicMax, old < value ? value : old)   \
-  CUDASIM_ATOMIC(T, atomicMin, value < old ? value : old)   \
-  CUDASIM_ATOMIC(T, atomicAnd, old & value)                 \
-  CUDASIM_ATOMIC(T, atomicOr, old | value)                  \
-  CUDASIM_ATOMIC(T, atomicExch, (static_cast<void>(old), value)) \
-  inline T atomicCAS(T* p, T expected, T value) {           \
-    return cudasim::update(p, [&](T old) { return old == expected ? value : old; }); \
-  }
-CUDASIM_ATOMICS(int)
-CUDASIM_ATOMICS(unsigned)
-CUDASIM_ATOMICS(unsigned long long)
-CUDASIM_ATOMIC(int, atomicSub, old - value)
-CUDASIM_ATOMIC(unsigned, atomicSub, old - value)
-#undef CUDASIM_ATOMICS
+CUDASIM_ATOMIC(atomicAdd, old + value)
+CUDASIM_ATOMIC(atomicSub, old - value)
+CUDASIM_ATOMIC(atomicMax, std::max(old, value))
+CUDASIM_ATOMIC(atomicMin, std::min(old, value))
+CUDASIM_ATOMIC(atomicAnd, old & value)
+CUDASIM_ATOMIC(atomicOr, old | value)
+CUDASIM_ATOMIC(atomicExch, (static_cast<void>(old), value))
 #undef CUDASIM_ATOMIC
+
+inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
+  return cudasim::update(p, [&](unsigned old) { return old == expected ? value : old; });
+}

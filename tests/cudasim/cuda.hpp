@@ -2,8 +2,6 @@
 // the system runs a block, one fiber a CUDA thread (scheduler.cpp). What is missing here does not compile.
 #pragma once
 
-#define CUDASIM 1
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -59,12 +57,8 @@ constexpr int warpSize = 32;
 
 #define __global__
 #define __device__
-#define __host__
-#define __constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
-#define __align__(n) __attribute__((aligned(n)))
 #if defined(__SANITIZE_ADDRESS__)
 #define __shared__ static  // blocks run one by one: only static storage has red zones
 #else

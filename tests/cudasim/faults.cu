@@ -1,7 +1,4 @@
 // Kernels with one fault each, and their clean twins: what the lanes must find, and what they must not.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 __global__ void out_of_bounds(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f; }
 
 __global__ void shared_out_of_bounds(int* out, int by) {
@@ -83,30 +80,4 @@ __global__ void lanes_that_never_come(unsigned* out) {
 
 __global__ void misaligned(const float* x, float* out) {
   out[threadIdx.x] = reinterpret_cast<const float4*>(x + 1)->x;
-}
-
-template <class T>
-__global__ void __launch_bounds__(64) scaled(const T* x, T* out, T by, long long n) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = x[i] * by;
-}
-
-__global__ void converted(const float* x, __half* halves, __nv_bfloat16* bfloats, float* back, long long n) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  halves[i] = __float2half_rn(x[i]);
-  bfloats[i] = __float2bfloat16_rn(x[i]);
-  back[i] = __half2float(halves[i]);
-}
-
-__global__ void warp_sums(const unsigned* x, unsigned* out) {
-  unsigned sum = x[threadIdx.x];
-  for (int by = 16; by > 0; by /= 2) sum += __shfl_down_sync(0xffffffffu, sum, by);
-  const unsigned odd = __ballot_sync(0xffffffffu, x[threadIdx.x] & 1);
-  const unsigned most = __reduce_max_sync(0xffffffffu, x[threadIdx.x]);
-  if (threadIdx.x % 32 == 0) {
-    out[threadIdx.x / 32 * 3] = sum;
-    out[threadIdx.x / 32 * 3 + 1] = odd;
-    out[threadIdx.x / 32 * 3 + 2] = most;
-  }
 }

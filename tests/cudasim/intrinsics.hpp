@@ -1,20 +1,9 @@
 // Vector types, bits, conversions and rounding, as the CUDA headers define them.
 #pragma once
 
-#define CUDASIM_VECTORS(T, name, align2, align4) \
-  struct alignas(align2) name##2 {               \
-    T x, y;                                      \
-  };                                             \
-  struct alignas(align4) name##4 {               \
-    T x, y, z, w;                                \
-  };                                             \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
-  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-
-CUDASIM_VECTORS(int, int, 8, 16)
-CUDASIM_VECTORS(unsigned, uint, 8, 16)
-CUDASIM_VECTORS(float, float, 8, 16)
-CUDASIM_VECTORS(unsigned short, ushort, 4, 8)
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 namespace cudasim {
 template <class To, class From>
@@ -28,8 +17,6 @@ To cast(From from) {
 
 inline unsigned __float_as_uint(float x) { return cudasim::cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return cudasim::cast<float>(x); }
-inline long long __double_as_longlong(double x) { return cudasim::cast<long long>(x); }
-inline double __longlong_as_double(long long x) { return cudasim::cast<double>(x); }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
@@ -38,32 +25,6 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-
-#define CUDASIM_ORDERED(T)                            \
-  inline T min(T a, T b) { return b < a ? b : a; }    \
-  inline T max(T a, T b) { return a < b ? b : a; }
-CUDASIM_ORDERED(int)
-CUDASIM_ORDERED(unsigned)
-CUDASIM_ORDERED(long long)
-CUDASIM_ORDERED(unsigned long long)
-#undef CUDASIM_ORDERED
-
-template <class T>
-T __ldg(const T* p) {
-  return *p;
-}
-template <class T>
-void __stcs(T* p, T value) {
-  *p = value;
-}
-
-#define __trap() cudasim::cudasim_fail("__trap()", __LINE__)
-inline void __nanosleep(unsigned) { cudasim::cudasim_yield(); }
 
 struct __half {
   unsigned short bits;
@@ -71,11 +32,6 @@ struct __half {
 struct __nv_bfloat16 {
   unsigned short bits;
 };
-
-inline unsigned short __half_as_ushort(__half x) { return x.bits; }
-inline __half __ushort_as_half(unsigned short x) { return {x}; }
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
-inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short x) { return {x}; }
 
 inline float __half2float(__half x) {
   const unsigned sign = (x.bits & 0x8000u) << 16;
@@ -100,8 +56,6 @@ inline __half __float2half_rn(float x) {
   bits += 0xfffu + ((bits >> 13) & 1u);
   return {static_cast<unsigned short>(sign | ((bits - 0x38000000u) >> 13))};
 }
-
-inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   unsigned bits = __float_as_uint(x);
