@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 
 MAGIC = int.from_bytes(b"mTk1", "little")
 HEADER = Struct("<IBBHqqQq")
-ARRIVAL = Struct("<q")
-ARRIVAL_AT = HEADER.size - ARRIVAL.size
-COUNT = Struct("<q")
-COUNT_AT = 16
-STATUS_AT = 4
-ITEMSIZE_AT = 5
+COUNT, ARRIVAL = 2, 4  # which word
+STATUS_AT, ITEMSIZE_AT = 4, 5  # which byte
 
 
 class Status(IntEnum):
@@ -119,6 +115,11 @@ class Message:
         """The buffer, for `struct`."""
         return self.buffer.data
 
+    @cached_property
+    def words(self) -> memoryview:
+        """The buffer, in signed words of 8 bytes."""
+        return self.view.cast("q")
+
     @property
     def alone(self) -> Messages:
         """The messages of a group that has this one only."""
@@ -152,18 +153,22 @@ class Messages:
         """The headers of all ranks."""
         return [Header(*HEADER.unpack_from(self.view, start)) for start in self.starts]
 
+    @cached_property
+    def words(self) -> memoryview:
+        """The buffer, in signed words of 8 bytes."""
+        return self.view.cast("q")
+
     @property
     def latest(self) -> int:
         """When the last rank came to the exchange."""
-        view = self.view
-        times: list[int] = [ARRIVAL.unpack_from(view, start + ARRIVAL_AT)[0] for start in self.starts]
-        return max(times)
+        words = self.words
+        return max([words[(start >> 3) + ARRIVAL] for start in self.starts])
 
     @property
     def counts(self) -> list[int]:
         """Entries with an index, of each message."""
-        view = self.view
-        return [COUNT.unpack_from(view, start + COUNT_AT)[0] for start in self.starts]
+        words = self.words
+        return [words[(start >> 3) + COUNT] for start in self.starts]
 
     @property
     def itemsize(self) -> int:
@@ -175,14 +180,21 @@ class Messages:
 
         Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
         """
-        view, mine = self.view, bytes(own.view[:ARRIVAL_AT])
-        alike = all(view[start : start + ARRIVAL_AT] == mine for start in self.starts)
-        if alike and self.sizes == [own.buffer.size] * len(self.sizes):
-            return mine[STATUS_AT] == Status.FINE
+        if self.sizes.count(own.buffer.size) == len(self.sizes) and self._like(own):
+            return own.view[STATUS_AT] == Status.FINE
         headers = self.headers
         for rank, header in enumerate(headers):
             self._check(rank, header, own, layout, step)
         return all(header.status == Status.FINE for header in headers)
+
+    def _like(self, own: Message) -> bool:
+        """Return whether all headers are the own one, but for the arrival."""
+        words, mine = self.words, own.words[:ARRIVAL]
+        for start in self.starts:
+            at = start >> 3
+            if words[at : at + ARRIVAL] != mine:
+                return False
+        return True
 
     def _check(self, rank: int, header: Header, own: Message, layout: int, step: int) -> None:
         dense, itemsize = own.values.size - own.indices.size, own.values.itemsize
