@@ -124,21 +124,19 @@ def test_error_feedback_over_many_steps(isa: str, threads: int, n: int, k: int) 
         residual = out
 
 
-def test_thresholds_warm_up_and_the_slow_path_is_taken_when_they_fail() -> None:
+def test_a_sudden_change_of_scale_costs_another_sample_and_not_another_scan() -> None:
     host, n = HostDevice(2), 1_000_000
     plan = one_group(n, 1000)
     rng = np.random.default_rng(0)
     indices, values = np.empty(1000, np.uint32), np.empty(1000, np.float32)
-    for _ in range(6):
-        host.select(rng.standard_normal(n, dtype=np.float32), plan, indices, values)
-    assert host.fallbacks == 0
-    assert host.engine.candidates < 2000
-    x = rng.standard_normal(n, dtype=np.float32) / 100
-    assert host.select(x, plan, indices, values)
-    assert host.fallbacks == 1
-    expected = np.empty_like(indices), np.empty_like(values)
-    REFERENCE.select(x, plan, *expected)
-    assert same(expected[0], indices)
+    for scale in (1, 1, 1.1, 0.01, 100):
+        x = rng.standard_normal(n, dtype=np.float32) * np.float32(scale)
+        assert host.select(x, plan, indices, values)
+        assert host.fallbacks == 0
+        assert host.engine.candidates < n // 200
+        expected = np.empty_like(indices), np.empty_like(values)
+        REFERENCE.select(x, plan, *expected)
+        assert same(expected[0], indices)
 
 
 def sampled_positions(n: int) -> np.ndarray:
@@ -146,16 +144,14 @@ def sampled_positions(n: int) -> np.ndarray:
     line = 16
     lines = min(2048, max(64, n // (128 * line)))
     stride = n // lines
-    starts, random = [0], 1
-    for taken in range(1, lines):
-        random = (random * 1664525 + 1013904223) % 2**32
-        starts.append(taken * stride + (random >> 8) % (stride - line))
-    return (np.array(starts)[:, None] + np.arange(line)).ravel()
+    jitter = np.arange(lines, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(8)
+    starts = np.arange(lines) * stride + jitter % (stride - line)
+    return (starts[:, None] + np.arange(line)).ravel()
 
 
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_sample_that_misleads_as_well_leads_to_a_full_selection(isa: str, warm: bool) -> None:
+def test_a_sample_that_misleads_leads_to_a_full_selection(isa: str, warm: bool) -> None:
     """All that the sample sees is large, and too little else is: the window lies too high."""
     host, n, k = HostDevice(1, isa), 400_000, 20_000
     plan, rng = one_group(n, k), np.random.default_rng(0)
@@ -170,7 +166,7 @@ def test_a_sample_that_misleads_as_well_leads_to_a_full_selection(isa: str, warm
     gradient[sampled_positions(n)] += 10
     expected = selected(REFERENCE, gradient, residual, plan)
     assert host.accumulate_select(gradient, residual, out, plan, *got)
-    assert host.fallbacks - before == (2 if warm else 1)
+    assert host.fallbacks - before == 1
     for right, found in zip(expected[:3], (*got, out), strict=True):
         assert same(right, found)
 

@@ -21,6 +21,7 @@ struct KthScratch {
   static constexpr int bits = 11;
   std::array<size_t, size_t{1} << bits> histogram;
   Buffer<Bits<T>> keys;
+  Buffer<T> sample;
 };
 
 // Histograms narrow the range of keys down to one bin of a few numbers, which are then looked at one

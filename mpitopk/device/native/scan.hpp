@@ -61,6 +61,11 @@ struct Fused {
     return room;
   }
 
+  MPITOPK_INLINE void prefetch(size_t i) const {
+    __builtin_prefetch(gradient + i);
+    __builtin_prefetch(residual + i);
+  }
+
   MPITOPK_INLINE void store(size_t i, size_t length, const T* room) const {
 #if MPITOPK_HAVE_AVX2
     if (streams && length == block) {
@@ -104,6 +109,7 @@ struct Plain {
     for (size_t j = 0; j < length; ++j) most = std::max(most, key_of(x[i + j]));
     return x + i;
   }
+  MPITOPK_INLINE void prefetch(size_t i) const { __builtin_prefetch(x + i); }
   MPITOPK_INLINE void store(size_t, size_t, const T*) const {}
 
 #if MPITOPK_HAVE_AVX2

@@ -39,11 +39,10 @@ class Selector {
     if (!cut_.update(n, pieces, n_pieces, counts, n_groups, pool_)) return;
     found_.resize(static_cast<size_t>(cut_.threads));
     limits_.resize(n_groups);
-    histories_.assign(n_groups, {});
+    floors_.assign(n_groups, 0);
     stretches_.resize(cut_.sparse.size());
     kth_.resize(n_groups);
     missed_.resize(n_groups);
-    guesses_.resize(n_groups);
   }
 
   size_t total() const { return cut_.total; }
@@ -53,7 +52,6 @@ class Selector {
   template <class Source>
   bool run(const Source& source, T* clear, Index* indices, T* values) {
     std::fill(missed_.begin(), missed_.end(), 1);
-    std::fill(guesses_.begin(), guesses_.end(), Guess::history);
     for (Found<T>& found : found_) {
       found.count = found.open_count = 0;
       found.finite = true;
@@ -61,7 +59,7 @@ class Selector {
     choose_limits(source);
     if (!scan(source, true)) return false;
     refine();
-    while (std::find(missed_.begin(), missed_.end(), 1) != missed_.end()) {
+    if (std::find(missed_.begin(), missed_.end(), 1) != missed_.end()) {
       if (clear != nullptr) {
         undo(clear);
         repeat(Plain<T>{clear});
@@ -70,42 +68,28 @@ class Selector {
       }
     }
     emit(clear, indices, values);
-    for (size_t g = 0; g < cut_.groups.size(); ++g) histories_[g].learn(kth_[g]);
+    for (size_t g = 0; g < cut_.groups.size(); ++g) floors_[g] = floor_below<T>(kth_[g]);
     candidates_ = 0;
     for (const Found<T>& found : found_) candidates_ += found.count;
     return true;
   }
 
  private:
-  // Where the limits of a group come from. After some that were too high comes the next.
-  enum class Guess { history, sample, none };
-
   template <class Source>
   void choose_limits(const Source& source) {
     pool_.each(pool_.useful(cut_.size), cut_.groups.size(), [&](int t, size_t g) {
-      if (!missed_[g]) return;
-      Guess& guess = guesses_[g];
-      if (guess == Guess::history && histories_[g].guess(limits_[g])) return;
-      if (guess == Guess::none) {
-        limits_[g] = {};
-        return;
-      }
-      guess = Guess::sample;
-      limits_[g] = sampled<T>(source, cut_, cut_.groups[g], found_[static_cast<size_t>(t)].scratch);
+      auto& scratch = found_[static_cast<size_t>(t)].scratch;
+      limits_[g] = sampled<T>(source, cut_, cut_.groups[g], floors_[g], scratch);
     });
   }
 
-  // Scan what was missed once more; nothing is set to zero on the way.
+  // Scan what was missed once more, with everything a candidate; nothing is set to zero on the way.
   template <class Source>
   void repeat(const Source& source) {
     for (size_t g = 0; g < cut_.groups.size(); ++g) {
       if (!missed_[g]) continue;
-      guesses_[g] = guesses_[g] == Guess::history ? Guess::sample : Guess::none;
+      limits_[g] = {};
       ++fallbacks_;
-    }
-    choose_limits(source);
-    for (size_t g = 0; g < cut_.groups.size(); ++g) {
-      if (missed_[g]) limits_[g].sure = Format<T>::none;
     }
     scan(source, false);
     refine();
@@ -249,11 +233,10 @@ class Selector {
   Cut cut_;
   std::vector<Found<T>> found_;
   std::vector<Limits<T>> limits_;
-  std::vector<History<T>> histories_;
+  std::vector<Bits<T>> floors_;
   std::vector<Stretch<T>> stretches_;
   std::vector<Bits<T>> kth_;
   std::vector<char> missed_;
-  std::vector<Guess> guesses_;
   size_t fallbacks_ = 0;
   size_t candidates_ = 0;
 };
