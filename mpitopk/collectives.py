@@ -37,7 +37,7 @@ class Allgatherv:
 
 @dataclass(frozen=True, eq=False)
 class Allreduce:
-    """Average an array over the ranks; the result is `mean`, which must not overlap `values`.
+    """Average an array over the ranks; the result is `mean`: `values` itself, or apart from it.
 
     The result is checked: if an entry is not finite, every rank sees it and the step is abandoned.
 

@@ -58,8 +58,8 @@ class Participant:
     def begin(self, gradient: object, sparse: bool) -> Collective | None:
         """Start a step and return its first collective; None if this rank fails before that.
 
-        Whatever is wrong with the gradient is kept for the report, and the rank goes to the
-        exchange with a stand-in, so that nobody waits for it in vain.
+        Whatever is wrong with the gradient, or goes wrong in work on it, is kept for the report, and
+        the rank goes to the exchange with a stand-in, so that nobody waits for it in vain.
         """
         self.failure = None
         zero = self.nonfinite == "zero"
@@ -73,17 +73,11 @@ class Participant:
                 )
             if zero:
                 self.rank.device.zero_nonfinite(self._gradient)
-            return self._first(self._gradient, sparse)
+            self._steps = self.scheme.step(self.rank, self.state, self._gradient, sparse)
+            return next(self._steps)
         except Exception as error:
             self.failure = error
-            if not self.scheme.fixed:
-                return None
-            layout = self.rank.layout
-            return self._first(np.zeros(layout.size, layout.storage), sparse)
-
-    def _first(self, gradient: Array, sparse: bool) -> Collective:
-        self._steps = self.scheme.step(self.rank, self.state, gradient, sparse)
-        return next(self._steps)
+            return self.scheme.stand_in(self.state)
 
     def sign(self, request: Collective, arrival: int) -> None:
         """Write this rank's header, or mark its values, before they are sent."""

@@ -127,9 +127,11 @@ class Transport:
         self._room, self._staged = room, staged
 
     def allreduce(self, values: Array, total: Array) -> None:
-        """Write the sum over the ranks to `total`."""
+        """Write the sum over the ranks to `total`, which may be `values`."""
+        from mpi4py import MPI
+
         for part in self._parts(values):
-            self._comm.Allreduce(values[part], total[part])
+            self._comm.Allreduce(MPI.IN_PLACE if values is total else values[part], total[part])
 
     def broadcast(self, array: Array, root: int) -> None:
         """Copy the root's bytes to all other ranks."""

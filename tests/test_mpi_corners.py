@@ -117,6 +117,35 @@ def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.Monkey
     assert world.steps() == 1
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [Dense(), TopK(0.1), TopK(lambda _: 0.1), RandomK(0.1), RandomK(lambda _: 0.1)],
+    ids=["dense", "topk", "topk-schedule", "randomk", "randomk-schedule"],
+)
+def test_work_that_keeps_failing_on_one_rank_fails_all(
+    comm: Any, scheme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank has no memory for any work, whatever the gradient."""
+    layout = Layout({"w": 50, "b": 7}, dtype="float16")
+    runtime, mine = Runtime(comm, layout, scheme), whole(comm.size, 0, layout, np.float16)[comm.rank]
+    before = runtime.state_dict()
+
+    def short(*_: Any, **__: Any) -> Any:
+        raise MemoryError("there is none")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            for operation in ("accumulate", "accumulate_select", "empty", "zeros"):
+                patch.setattr(runtime._participant.rank.device, operation, short)
+        match = f"rank {comm.size - 1}: MemoryError: there is none"
+        for _ in range(2):
+            raises_together(comm, ExchangeError, match, lambda: runtime.allreduce(mine))
+    after = runtime.state_dict()
+    assert all(map(bodies.same, before.values(), after.values()))
+    runtime.allreduce(mine)
+    runtime.check_replicas()
+
+
 @pytest.mark.parametrize("limit", [None, 0, 61])
 def test_messages_of_unequal_sizes(comm: Any, limit: int | None) -> None:
     """In one call or in rounds of a few bytes."""

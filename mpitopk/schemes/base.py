@@ -73,11 +73,6 @@ class Scheme(ABC):
         check_options(cls, options)
         return super().__new__(cls)
 
-    @property
-    def fixed(self) -> bool:
-        """Whether the sizes of all exchanges are known to every rank from the start."""
-        return True
-
     @abstractmethod
     def init(self, rank: Rank) -> State:
         """Allocate the state of a rank."""
@@ -87,6 +82,14 @@ class Scheme(ABC):
         """Take part in one step; return the mean, or with `sparse` its non-zero entries.
 
         The mean is valid until the next step. Neither it nor the gradient is kept.
+        """
+
+    @abstractmethod
+    def stand_in(self, state: Any) -> Collective | None:
+        """Return what a rank that has failed takes part with in the first collective of a step.
+
+        It has the size of the real one and is made without memory or work, since there may be none
+        to be had. None where sizes are exchanged first: there the failure is announced instead.
         """
 
     def describe(self) -> str:

@@ -44,6 +44,9 @@ class Dense(Scheme):
     def init(self, rank: Rank) -> _Buffers:
         return _Buffers(rank)
 
+    def stand_in(self, state: _Buffers) -> Allreduce:
+        return Allreduce(state.mean, state.mean)
+
     def step(self, rank: Rank, state: _Buffers, gradient: Array, sparse: bool) -> Steps:
         finite = True
         if state.wide.size:

@@ -51,6 +51,9 @@ class RandomK(Sparsifier):
     def keeps(self) -> bool:
         return self.feedback
 
+    def stand_in(self, state: Memory) -> Allreduce | None:
+        return Allreduce(state.message.values, state.message.values) if self.fixed else None
+
     def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
         device, layout = rank.device, rank.layout
         state.prepare(self, rank)

@@ -43,6 +43,7 @@ class Sparsifier(Scheme):
 
     @property
     def fixed(self) -> bool:
+        """Whether the sizes of all exchanges are known to every rank from the start."""
         return not callable(self.density)
 
     @property

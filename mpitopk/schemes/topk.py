@@ -58,6 +58,9 @@ class TopK(Sparsifier):
     def values_type(self, rank: Rank) -> str:
         return self.values or rank.layout.accumulator
 
+    def stand_in(self, state: Memory) -> Allgatherv | None:
+        return Allgatherv(state.message) if self.fixed else None
+
     def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
         device = rank.device
         state.prepare(self, rank)
