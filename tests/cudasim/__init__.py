@@ -43,6 +43,7 @@ FLAGS = {
 FOUND = 66
 """What a process that `preload` has prepared exits with where a sanitizer has found something."""
 
+SUFFIXES = (".hpp", ".cuh")
 LIBRARIES = {"asan": "libasan.so", "tsan": "libtsan.so"}
 
 KERNEL = re.compile(
@@ -97,9 +98,11 @@ def _command(lane: str) -> list[str]:
     return [_compiler(), *plain, "-Wall", "-Wno-unknown-pragmas", *FLAGS[lane]]
 
 
-def _built(command: list[str], text: str) -> Path:
+def _built(command: list[str], text: str, include: Sequence[str | Path] = ()) -> Path:
     """Return the library that a command makes of a source text, built once per content."""
-    headers = "".join(path.read_text() for path in sorted(HERE.glob("*.hpp")))
+    folders = [HERE, *map(Path, include)]
+    paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
+    headers = "".join(path.read_text() for path in paths)
     digest = hashlib.sha256("\0".join([*command, text, headers]).encode()).hexdigest()[:24]
     folder = Path(os.environ.get("CUDASIM_CACHE", Path(tempfile.gettempdir()) / f"cudasim-{os.getuid()}"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,6 +151,8 @@ class Module:
         Macros to define.
     path : str
         The file's name in messages.
+    include : sequence of path
+        Folders of headers.
     """
 
     def __init__(
@@ -158,11 +163,12 @@ class Module:
         *,
         defines: Sequence[str] = (),
         path: str = "kernels.cu",
+        include: Sequence[str | Path] = (),
     ) -> None:
         self._scheduler = _scheduler(lane)
         command = [*_command(lane), f"-I{HERE}", f"-I{HERE / 'include'}", "-include", "cuda.hpp"]
-        command += [f"-D{macro}" for macro in defines]
-        self._library = c.CDLL(str(_built(command, translate(source, names, path))))
+        command += [f"-D{macro}" for macro in defines] + [f"-I{folder}" for folder in include]
+        self._library = c.CDLL(str(_built(command, translate(source, names, path), include)))
         self._library.cudasim_table.restype = c.c_void_p
 
     def configure(self, *, workers: int = 0, order: str = "forward", seed: int = 1, yields: int = 0) -> None:
@@ -193,7 +199,7 @@ class Module:
         name: str,
         grid: int | Sequence[int],
         block: int | Sequence[int],
-        arguments: Sequence[np.ndarray | np.generic],
+        arguments: Sequence[np.ndarray | np.generic | None],
         shared: int = 0,
     ) -> None:
         """Run a kernel to its end.
@@ -204,7 +210,7 @@ class Module:
             One of the module's names.
         grid, block : int or up to three of them
         arguments : sequence
-            Arrays for pointers, NumPy scalars of the very type for everything else.
+            Arrays for pointers, None for null, NumPy scalars of the very type for everything else.
         shared : int
             Bytes of dynamic shared memory.
 
@@ -226,18 +232,19 @@ class Module:
             raise LaunchError(f"there is no kernel {name!r} in the module")
         return kernel
 
-    def _words(self, name: str, arguments: Sequence[np.ndarray | np.generic]) -> list[c.Array[c.c_char]]:
+    def _words(self, name: str, arguments: Sequence[np.ndarray | np.generic | None]) -> list[c.Array[c.c_char]]:
         signature = self.signature(name)
         if len(arguments) != len(signature):
             raise LaunchError(f"{name}: {len(arguments)} arguments for {len(signature)} parameters")
         words = []
         for number, (argument, (kind, size)) in enumerate(zip(arguments, signature, strict=True)):
-            pointer = isinstance(argument, np.ndarray)
+            pointer = argument is None or isinstance(argument, np.ndarray)
             given = f"{name}: argument {number} is {'an array' if pointer else argument.dtype}"
             if pointer != (kind in "RP"):
                 raise LaunchError(f"{given}, the parameter {'a pointer' if kind in 'RP' else 'a value'}")
             if pointer:
-                words.append(c.create_string_buffer(argument.ctypes.data.to_bytes(8, "little"), 16))
+                address = 0 if argument is None else argument.ctypes.data
+                words.append(c.create_string_buffer(address.to_bytes(8, "little"), 16))
                 continue
             floating = argument.dtype.kind == "f"
             if kind in "fi" and (floating != (kind == "f") or argument.itemsize != size):

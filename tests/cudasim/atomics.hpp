@@ -58,6 +58,10 @@ CUDASIM_ATOMIC(atomicOr, old | value)
 CUDASIM_ATOMIC(atomicExch, (static_cast<void>(old), value))
 #undef CUDASIM_ATOMIC
 
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
+  return cudasim::update(p, [&](unsigned long long old) { return old + value; });
+}
+
 inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
   return cudasim::update(p, [&](unsigned old) { return old == expected ? value : old; });
 }

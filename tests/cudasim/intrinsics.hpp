@@ -25,6 +25,17 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+
+#define CUDASIM_ORDER(type)                                           \
+  inline type min(type a, type b) { return b < a ? b : a; }           \
+  inline type max(type a, type b) { return a < b ? b : a; }
+CUDASIM_ORDER(int)
+CUDASIM_ORDER(unsigned)
+CUDASIM_ORDER(long long)
+#undef CUDASIM_ORDER
 
 struct __half {
   unsigned short bits;
