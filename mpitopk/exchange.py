@@ -55,16 +55,21 @@ class Exchange:
         return request.mean if me.rank.device.divide(request.mean, transport.size) else None
 
     def _allgatherv(self, request: Allgatherv, sizes: list[int], arrival: int) -> Messages:
-        messages = self._transport.allgatherv(request.message, sizes)
+        device = self._participant.rank.device
+        messages = self._transport.allgatherv(request.message.on_host(device), sizes)
         self._trace.exchanged(arrival, messages.latest)
         self._metrics.bytes += costs.allgatherv_bytes(sizes, self._transport.rank)
-        return messages
+        return messages.on(device)
 
     def _allreduce(self, request: Allreduce, sizes: list[int], arrival: int) -> None:
         if len(set(sizes)) > 1:
             raise ConfigError(f"the ranks average arrays of {sizes} bytes: give all the same density")
         slowest = None if self._trace.events is None else self._transport.latest(arrival)
-        self._transport.allreduce(request.values, request.mean)
+        device = self._participant.rank.device
+        sent = device.staged(request.values)
+        total = request.mean if sent is request.values else sent
+        self._transport.allreduce(sent, total)
+        device.unstaged(total, request.mean)
         if slowest is not None:
             self._trace.exchanged(arrival, slowest)
         self._metrics.bytes += costs.allreduce_bytes(sizes[0], self._transport.size)

@@ -13,7 +13,6 @@ import numpy as np
 
 from mpitopk.agreement import Report
 from mpitopk.collectives import Allgatherv, Collective
-from mpitopk.device.arrays import flat_gradient
 from mpitopk.errors import ConfigError, GradientError, nearest
 from mpitopk.schemes.base import Rank, Scheme, Sparse, Steps
 from mpitopk.wire import Messages, Status
@@ -62,17 +61,17 @@ class Participant:
         the rank goes to the exchange with a stand-in, so that nobody waits for it in vain.
         """
         self.failure = None
-        zero = self.nonfinite == "zero"
+        zero, device = self.nonfinite == "zero", self.rank.device
         last, self.result = self.result, None
         try:
-            self._gradient = flat_gradient(gradient, self.rank.layout, writable=zero)
-            if last is not None and np.may_share_memory(self._gradient, _values(last)):
+            self._gradient = device.gradient(gradient, self.rank.layout, writable=zero)
+            if last is not None and device.overlap(self._gradient, _values(last)):
                 raise GradientError(
                     "expected a gradient in memory of its own, got the mean of the last step, "
                     "which a step overwrites: make a copy"
                 )
             if zero:
-                self.rank.device.zero_nonfinite(self._gradient)
+                device.zero_nonfinite(self._gradient)
             self._steps = self.scheme.step(self.rank, self.state, self._gradient, sparse)
             return next(self._steps)
         except Exception as error:

@@ -9,41 +9,49 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitopk.agreement import Gather, together
-from mpitopk.device.arrays import host_array
 from mpitopk.errors import GradientError, ReplicaError
 
 if TYPE_CHECKING:
+    from mpitopk.device.base import Device
     from mpitopk.layout import Layout
     from mpitopk.transport import Transport
     from mpitopk.typing import Array
 
 
-def named(parameters: Any, layout: Layout) -> dict[str, Array]:
-    """Return the arrays by name; a flat array of the layout's size is split into its segments."""
+def given(parameters: Any) -> dict[str, Any]:
+    """Return what the user has given, by name."""
     if parameters is None:
         raise GradientError("there is no array: take a step that succeeds first, or give arrays")
     if isinstance(parameters, Mapping):
-        given = {str(name): array for name, array in parameters.items()}
-    elif isinstance(parameters, list | tuple):
-        given = {str(i): array for i, array in enumerate(parameters)}
-    else:
-        given = {"parameters": parameters}
-    arrays = {name: host_array(array, f"{name!r}") for name, array in given.items()}
+        return {str(name): array for name, array in parameters.items()}
+    if isinstance(parameters, list | tuple):
+        return {str(i): array for i, array in enumerate(parameters)}
+    return {"parameters": parameters}
+
+
+def mirrored(parameters: Any, device: Device) -> dict[str, Array]:
+    """Return the arrays by name, in host memory."""
+    arrays = {name: device.mirror(array, f"{name!r}") for name, array in given(parameters).items()}
     for name, array in arrays.items():
         if not array.flags.c_contiguous:
             raise GradientError(f"{name!r} is not contiguous: make a copy")
         if array.dtype.hasobject:
             raise GradientError(f"{name!r} holds Python objects: give an array of numbers")
+    return arrays
+
+
+def split(parameters: Any, arrays: dict[str, Array], layout: Layout) -> dict[str, Array]:
+    """Return the arrays, or of a flat one of the layout's size the segments."""
     if not isinstance(parameters, Mapping | list | tuple) and arrays["parameters"].shape == (layout.size,):
         return layout.views(arrays["parameters"])
     return arrays
 
 
-def broadcast(transport: Transport, parameters: Any, layout: Layout, root: int) -> None:
+def broadcast(transport: Transport, parameters: Any, device: Device, root: int) -> None:
     """Overwrite the arrays on all ranks with the root's."""
 
     def writable() -> dict[str, Array]:
-        arrays = named(parameters, layout)
+        arrays = mirrored(parameters, device)
         for name, array in arrays.items():
             if not array.flags.writeable:
                 raise GradientError(f"{name!r} cannot be written: make a copy")
@@ -62,11 +70,17 @@ def broadcast(transport: Transport, parameters: Any, layout: Layout, root: int) 
     _require_equal_forms([forms for _, forms in arrays.every], root)
     for array in arrays.mine.values():
         transport.broadcast(array, root)
+    for name, array in given(parameters).items():
+        device.restore(array, arrays.mine[name])
 
 
-def compare(gather: Gather, rank: int, parameters: Any, layout: Layout) -> None:
+def compare(gather: Gather, rank: int, parameters: Any, layout: Layout, device: Device) -> None:
     """Raise `ReplicaError` on all ranks unless the arrays have the same bits everywhere."""
-    arrays = together(gather, rank, lambda: named(parameters, layout), _forms)
+
+    def read() -> dict[str, Array]:
+        return split(parameters, mirrored(parameters, device), layout)
+
+    arrays = together(gather, rank, read, _forms)
     _require_equal_forms(arrays.every, 0)
     digests = gather(
         [blake2b(a.reshape(-1).view(np.uint8).data, digest_size=16).digest() for a in arrays.mine.values()]

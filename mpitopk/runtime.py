@@ -93,14 +93,14 @@ class Runtime:
         self._transport = transport = Transport(comm, limit)
         self._trace = Trace(timeline=bool(self._timeline))
         self._metrics = Metrics()
-        processors = transport.processors()
+        local_rank, processors = transport.place()
 
         def prepare() -> Participant:
             if not isinstance(layout, Layout):
                 raise LayoutError(f"the layout is {layout!r}: give a Layout")
             if not isinstance(limit, int) or not transport.size <= limit < 1 << 31:
                 raise ConfigError(f"limit is {limit!r}: give at least a byte for each rank, and below 2**31")
-            on = open_device(device, processors if threads is None else threads)
+            on = open_device(device, processors if threads is None else threads, local_rank)
             return Participant(Rank(transport.rank, transport.size, layout, on), scheme, nonfinite)
 
         try:
@@ -111,6 +111,7 @@ class Runtime:
         self.layout = layout
         self.scheme = scheme
         self._device = self._participant.rank.device
+        transport.host_memory = self._device.host_memory
         self._exchange = Exchange(self._participant, transport, self._trace, self._metrics)
         self._trace.instrument(self._device)
         self._trace.offset = transport.clock_offset(self._trace.now)
@@ -228,7 +229,7 @@ class Runtime:
             On all ranks, if an array cannot be written or differs in size or dtype.
         """
         self._open()
-        replicas.broadcast(self._transport, parameters, self.layout, root)
+        replicas.broadcast(self._transport, parameters, self._device, root)
 
     def check_replicas(self, parameters: Any = None) -> None:
         """Raise unless all ranks hold the same bits.
@@ -247,7 +248,8 @@ class Runtime:
         self._open()
         if parameters is None:
             parameters = self._participant.result
-        replicas.compare(self._transport.gather_objects, self._transport.rank, parameters, self.layout)
+        gather, rank = self._transport.gather_objects, self._transport.rank
+        replicas.compare(gather, rank, parameters, self.layout, self._device)
 
     def state_dict(self) -> dict[str, Array]:
         """Return this rank's state as plain NumPy arrays: `numpy.savez(path, **state)` stores it."""

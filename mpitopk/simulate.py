@@ -126,35 +126,36 @@ class Simulation:
         if requests[0].fixed and len(set(sizes)) > 1:
             raise ExchangeError(f"messages of {sizes} bytes were said to be of one size")
         starts = list(accumulate(sizes, initial=0))[:-1]
-        buffer = np.concatenate([request.message.buffer for request in requests])
-        messages = Messages(buffer, starts, sizes)
+        pairs = zip(self.participants, requests, strict=True)
+        sent = [np.array(request.message.on_host(participant.rank.device)) for participant, request in pairs]
+        messages = Messages(np.concatenate(sent), starts, sizes)
         self.bytes += costs.allgatherv_bytes(sizes, 0)
         self.clock += self.network.allgatherv(sizes)
         pairs = zip(self.participants, requests, strict=True)
         fine = all(participant.accepts(request, messages) for participant, request in pairs)
-        return [messages] * len(requests) if fine else None
+        return [messages.on(participant.rank.device) for participant in self.participants] if fine else None
 
     def _allreduce(self, requests: list[Allreduce]) -> list[Array] | None:
-        mean = requests[0].mean
-        np.copyto(mean, requests[0].values)
+        devices = [participant.rank.device for participant in self.participants]
+        total = np.array(devices[0].staged(requests[0].values))
         with np.errstate(over="ignore", invalid="ignore"):
-            for request in requests[1:]:
-                mean += request.values
-        self.bytes += costs.allreduce_bytes(mean.nbytes, len(requests))
-        self.clock += self.network.allreduce(mean.nbytes, len(requests))
-        if not self.participants[0].rank.device.divide(mean, len(requests)):
-            return None
-        for request in requests[1:]:
-            request.mean[:] = mean
-        return [request.mean for request in requests]
+            for device, request in zip(devices[1:], requests[1:], strict=True):
+                total += device.staged(request.values)
+        self.bytes += costs.allreduce_bytes(total.nbytes, len(requests))
+        self.clock += self.network.allreduce(total.nbytes, len(requests))
+        pairs = zip(devices, requests, strict=True)
+        means = [device.unstaged(total, request.mean) for device, request in pairs]
+        finite = [device.divide(mean, len(requests)) for device, mean in zip(devices, means, strict=True)]
+        return means if all(finite) else None
 
     def _same(self, results: list[Any]) -> Any:
-        first = results[0]
-        for rank, other in enumerate(results):
-            pairs = zip(first, other, strict=True) if isinstance(first, Sparse) else [(first, other)]
-            if not all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in pairs):
+        device = self.participants[0].rank.device
+        every = [result if isinstance(result, Sparse) else [result] for result in results]
+        bits = [[device.mirror(array, "mean").view(np.uint8) for array in arrays] for arrays in every]
+        for rank, theirs in enumerate(bits):
+            if not all(map(np.array_equal, bits[0], theirs)):
                 raise ExchangeError(f"rank {rank} got another mean than rank 0")
-        return first
+        return results[0]
 
     def state_dicts(self) -> list[dict[str, Array]]:
         """Return the states of all ranks."""

@@ -33,7 +33,7 @@ def save(participant: Participant) -> dict[str, Array]:
     }
     saved = {ABOUT: np.array(json.dumps(about))}
     for name, array in participant.state.saved.items():
-        for segment, view in rank.layout.views(array).items():
+        for segment, view in rank.layout.views(rank.device.mirror(array, name)).items():
             saved[f"{name}/{segment}"] = view.copy()
     return saved
 
@@ -91,13 +91,15 @@ def agree(every: list[list[dict[str, Any]]]) -> int:
 
 def apply(participant: Participant, states: Sequence[Mapping[str, Array]], step: int) -> None:
     """Make the sum of the states the state of a rank."""
-    layout = participant.rank.layout
+    layout, device = participant.rank.layout, participant.rank.device
     for name, array in participant.state.saved.items():
-        for segment, view in layout.views(array).items():
+        mirror = device.mirror(array, name)
+        for segment, view in layout.views(mirror).items():
             view[...] = 0
             for i, state in enumerate(states):
                 saved = np.asarray(state[f"{name}/{segment}"])
                 np.copyto(view, saved) if i == 0 else np.add(view, saved, out=view)
+        device.restore(array, mirror)
     participant.rank.step = step
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpitopk.typing import Array, Bytes
-    from mpitopk.wire import Message
 
 LIMIT = 1 << 30
 FAILED = -1
@@ -53,20 +52,21 @@ class Transport:
         self._comm = comm.Dup()
         self._limit = limit
         self._received = Messages(np.empty(0, np.uint8), [], [])
+        self.host_memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)
         self._room: Bytes = np.empty(0, np.uint8)
         self._staged: Bytes = np.empty(0, np.uint8)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
 
-    def processors(self) -> int:
-        """Return this rank's share of the processors that the ranks of its node may use."""
+    def place(self) -> tuple[int, int]:
+        """Return this rank's number among those of its node, and its share of their processors."""
         from mpi4py import MPI
 
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks = node.Get_size()
+        number, ranks = node.Get_rank(), node.Get_size()
         node.Free()
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, usable // ranks)
+        return number, max(1, usable // ranks)
 
     def free(self) -> None:
         """Give the communicator back (collective)."""
@@ -82,7 +82,7 @@ class Transport:
         self._comm.Allgather(np.array([mine], np.int64), every)
         return [int(size) for size in every]
 
-    def allgatherv(self, message: Message, sizes: list[int]) -> Messages:
+    def allgatherv(self, sent: Bytes, sizes: list[int]) -> Messages:
         """Gather the messages of all ranks, of the given sizes; valid until the next exchange.
 
         Where they are of one size it is an allgather, for which MPI libraries have quicker algorithms.
@@ -91,11 +91,11 @@ class Transport:
             self._received = self._room_for(sizes)
         received = self._received
         if received.buffer.size > self._limit:
-            self._allgatherv_in_rounds(message.buffer, received)
+            self._allgatherv_in_rounds(sent, received)
         elif sizes.count(sizes[0]) == len(sizes):
-            self._comm.Allgather(message.buffer, received.buffer)
+            self._comm.Allgather(sent, received.buffer)
         else:
-            self._comm.Allgatherv(message.buffer, [received.buffer, (sizes, received.starts)])
+            self._comm.Allgatherv(sent, [received.buffer, (sizes, received.starts)])
         return received
 
     def _allgatherv_in_rounds(self, sent: Bytes, received: Messages) -> None:
@@ -117,8 +117,8 @@ class Transport:
     def _grow(self, total: int) -> None:
         failure = None
         try:
-            room = np.empty(total, np.uint8)
-            staged = np.empty(self._limit if total > self._limit else 0, np.uint8)
+            room = self.host_memory(total)
+            staged = self.host_memory(self._limit if total > self._limit else 0)
         except MemoryError as error:
             failure = f"rank {self.rank} has no memory for {total} bytes of messages: {error}"
         failures = [text for text in self.gather_objects(failure) if text]

@@ -19,7 +19,7 @@ bytes    field
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from struct import Struct
@@ -30,6 +30,7 @@ import numpy as np
 from mpitopk.errors import ExchangeError
 
 if TYPE_CHECKING:
+    from mpitopk.device.base import Device
     from mpitopk.typing import Array, Bytes
 
 MAGIC = int.from_bytes(b"mTk1", "little")
@@ -79,15 +80,20 @@ class Message:
         The whole message.
     indices : uint32 array, shape (count,)
     values : array of the wire's type, shape (count + dense,)
+    head : memoryview
+        The header, in host memory: the first bytes of the buffer, if it is there.
     """
 
-    buffer: Bytes
+    buffer: Array
     indices: Array
     values: Array
+    head: memoryview
 
     @classmethod
-    def parse(cls, buffer: Bytes, count: int, dense: int, dtype: str) -> Message:
+    def parse(cls, buffer: Array, count: int, dense: int, dtype: str) -> Message:
         """Return views into a buffer that begins with a message."""
+        on_host = isinstance(buffer, np.ndarray)
+        head = memoryview(buffer[: HEADER.size] if on_host else bytearray(HEADER.size))  # type: ignore[arg-type]
         itemsize = np.dtype(dtype).itemsize
         at = HEADER.size
         to = at + _padded(4 * count)
@@ -95,10 +101,11 @@ class Message:
             buffer[: message_bytes(count, dense, itemsize)],
             buffer[at : at + 4 * count].view("<u4"),
             buffer[to : to + itemsize * (count + dense)].view(dtype),
+            head,
         )
 
     @classmethod
-    def blank(cls, buffer: Bytes, count: int, dense: int, dtype: str) -> Message:
+    def blank(cls, buffer: Array, count: int, dense: int, dtype: str) -> Message:
         """Return a message of zeros in the given buffer, its header begun."""
         message = cls.parse(buffer, count, dense, dtype)
         message.buffer.fill(0)
@@ -108,22 +115,24 @@ class Message:
     def sign(self, status: Status, *, step: int, layout: int, arrival: int) -> None:
         """Write the header."""
         form = self.values.itemsize, 0, step, self.indices.size
-        HEADER.pack_into(self.view, 0, MAGIC, status, *form, layout, arrival)
-
-    @cached_property
-    def view(self) -> memoryview:
-        """The buffer, for `struct`."""
-        return self.buffer.data
+        HEADER.pack_into(self.head, 0, MAGIC, status, *form, layout, arrival)
 
     @cached_property
     def words(self) -> memoryview:
-        """The buffer, in signed words of 8 bytes."""
-        return self.view.cast("q")
+        """The header, in signed words of 8 bytes."""
+        return self.head.cast("q")
+
+    def on_host(self, device: Device) -> Bytes:
+        """Return the whole message in host memory, once all work on it is done."""
+        sent = device.staged(self.buffer)
+        if sent is not self.buffer:
+            sent[: HEADER.size] = np.frombuffer(self.head, np.uint8)
+        return sent
 
     @property
     def alone(self) -> Messages:
         """The messages of a group that has this one only."""
-        return Messages(self.buffer, [0], [self.buffer.size])
+        return Messages(self.buffer, [0], [self.buffer.size], self.head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,16 +146,24 @@ class Messages:
         Where each message begins, in bytes; multiples of 8.
     sizes : list of int
         Bytes of each message.
+    heads : memoryview, optional
+        Host memory in which headers lie as in the buffer, if that is elsewhere.
     """
 
-    buffer: Bytes
+    buffer: Array
     starts: list[int]
     sizes: list[int]
+    heads: memoryview | None = None
 
     @cached_property
     def view(self) -> memoryview:
         """The buffer, for `struct`."""
-        return self.buffer.data
+        return self.buffer.data if self.heads is None else self.heads
+
+    def on(self, device: Device) -> Messages:
+        """Return the messages where the device can read them."""
+        buffer = device.unstaged(self.buffer)
+        return self if buffer is self.buffer else replace(self, buffer=buffer, heads=self.view)
 
     @property
     def headers(self) -> list[Header]:
@@ -181,7 +198,7 @@ class Messages:
         Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
         """
         if self.sizes.count(own.buffer.size) == len(self.sizes) and self._like(own):
-            return own.view[STATUS_AT] == Status.FINE
+            return own.head[STATUS_AT] == Status.FINE
         headers = self.headers
         for rank, header in enumerate(headers):
             self._check(rank, header, own, layout, step)

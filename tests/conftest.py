@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import devices
 import pytest
 
 from mpitopk.device import WHY_NOT_COMPILED
@@ -20,6 +21,9 @@ from mpitopk.device import WHY_NOT_COMPILED
 AVAILABLE = ["numpy"] if WHY_NOT_COMPILED else ["numpy", "host"]
 DEVICES = os.environ.get("MPITOPK_TEST_DEVICES", ",".join(AVAILABLE)).split(",")
 
+
+if "cuda" in DEVICES and devices.STANDIN:
+    devices.install_standin()
 
 QUIET = pytest.StashKey[io.StringIO]()
 

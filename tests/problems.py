@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import oracle
+from devices import computes
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from worlds import Array, Mpi, Simulated
@@ -40,6 +41,10 @@ class Problem:
     values: str
     sparse: bool
     seed: int
+
+    def suits(self, device: str) -> bool:
+        """Return whether the device can take it on."""
+        return computes(device, self.layout.dtype, self.values)
 
     @property
     def segments(self) -> list[tuple[int, int]]:

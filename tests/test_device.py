@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from devices import computes, opened
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpitopk.device import open_device
 from mpitopk.device.reference import permuted
 from mpitopk.layout import Layout
 from mpitopk.plan import Plan, make_plan
@@ -55,11 +55,12 @@ def test_selection_is_exact(
     dtype: str,
     data: st.DataObject,
 ) -> None:
+    assume(computes(device, dtype))
     layout = Layout({str(i): n for i, n in enumerate(lengths)}, dtype=dtype)
     plan = make_plan(layout, density, per_segment=per_segment, dense_below=below)
     n = layout.size
     x = data.draw(arrays(dtype, n, elements=floats))
-    on = open_device(device, 2)
+    on = opened(device, 2)
     indices, values = np.empty(plan.total, np.uint32), np.empty(plan.total, dtype)
     assert on.select(x, plan, indices, values)
     expected = winners(x, plan)
@@ -78,11 +79,13 @@ def test_selection_is_exact(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", [0, 50, 99])
 def test_nonfinite_entries_are_found(device: str, dtype: str, bad: float, where: int) -> None:
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
     wide = "float64" if dtype == "float64" else "float32"
     x = np.ones(100, np.float32)
     x[where] = bad
     x = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
-    on, out = open_device(device, 2), np.zeros(100, wide)
+    on, out = opened(device, 2), np.zeros(100, wide)
     plan, entries = one_group(100, 3), (np.empty(3, np.uint32), np.empty(3, wide))
     assert not on.finite(x)
     assert not on.accumulate(x, None, out)
@@ -94,7 +97,7 @@ def test_nonfinite_entries_are_found(device: str, dtype: str, bad: float, where:
 
 
 def test_a_sum_of_finite_entries_may_overflow(device: str) -> None:
-    on, big = open_device(device, 1), np.full(9, 3e38, np.float32)
+    on, big = opened(device, 1), np.full(9, 3e38, np.float32)
     out, entries = np.empty(9, np.float32), (np.empty(2, np.uint32), np.empty(2, np.float32))
     assert not on.accumulate(big, big, out)
     assert not on.accumulate_select(big, big, out, one_group(9, 2), *entries)
@@ -104,7 +107,7 @@ def test_a_sum_of_finite_entries_may_overflow(device: str) -> None:
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (6, 2), (6, 5), (300, 299), (1000, 1)])
 def test_random_indices_are_distinct_and_in_the_group(device: str, n: int, k: int) -> None:
     plan = Plan(np.array([[0, 4, -1], [4, 4 + n, 0], [4 + n, 9 + n, 1]], np.int64), np.array([k, 2]))
-    on, out = open_device(device, 2), np.empty(k + 2, np.uint32)
+    on, out = opened(device, 2), np.empty(k + 2, np.uint32)
     for key in range(20):
         on.random_indices(plan, key, out)
         assert len(set(out.tolist())) == k + 2
@@ -114,7 +117,7 @@ def test_random_indices_are_distinct_and_in_the_group(device: str, n: int, k: in
 
 
 def test_all_pairs_are_drawn_equally_often(device: str) -> None:
-    on, out, plan = open_device(device, 1), np.empty(2, np.uint32), one_group(6, 2)
+    on, out, plan = opened(device, 1), np.empty(2, np.uint32), one_group(6, 2)
     seen: Counter[tuple[int, ...]] = Counter()
     for key in range(600):
         on.random_indices(plan, key, out)
@@ -150,7 +153,7 @@ NO_DENSE: Array = np.empty((0, 2), np.int64)
 
 def test_messages_are_added_in_rank_order_from_zero(device: str) -> None:
     """In float32, 1e8 + 1 - 1e8 is 0, and 1e8 - 1e8 + 1 is 1."""
-    on = open_device(device, 2)
+    on = opened(device, 2)
     for values, expected in ([1e8, 1, -1e8], 0.0), ([1e8, -1e8, 1], 1 / 3), ([-0.0, -0.0, -0.0], 0.0):
         messages = gathered(*(sent([2], [value]) for value in values))
         out = np.full(4, np.nan, np.float32)
@@ -162,7 +165,7 @@ def test_messages_are_added_in_rank_order_from_zero(device: str) -> None:
 
 def test_merging_counts_entries_once_and_keeps_zeros(device: str) -> None:
     """An entry that was sent as zero, or that cancels, is still one that some rank sent."""
-    on, out = open_device(device, 1), np.empty(8, np.float32)
+    on, out = opened(device, 1), np.empty(8, np.float32)
     dense = np.array([[6, 8]], np.int64)
     messages = gathered(sent([0, 3], [0, 2, 5, 6], 2), sent([], [7, 8], 2), sent([3, 4], [-2, 1, 9, 10], 2))
     assert on.merge(messages, dense, 2, out) == 5
@@ -176,7 +179,7 @@ def test_merging_counts_entries_once_and_keeps_zeros(device: str) -> None:
 @given(x=st.lists(st.floats(-1e5, 1e5, width=32), min_size=4, max_size=40))
 def test_what_float16_cannot_hold_stays(device: str, x: list[float]) -> None:
     """Decoded value + remainder is the value, exactly; nothing is sent as Inf."""
-    on, n = open_device(device, 1), len(x)
+    on, n = opened(device, 1), len(x)
     plan = Plan(np.array([[0, 2, -1], [2, n, 0]], np.int64), np.array([1]))
     accumulated = np.array(x, np.float32)
     indices, values = np.empty(1, np.uint32), np.empty(1, np.float32)
@@ -200,8 +203,10 @@ def test_what_float16_cannot_hold_stays(device: str, x: list[float]) -> None:
 @pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
 def test_take(device: str, clear: bool, dtype: str) -> None:
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
     wide = "float64" if dtype == "float64" else "float32"
-    on, indices = open_device(device, 1), np.array([0, 3], np.uint32)
+    on, indices = opened(device, 1), np.array([0, 3], np.uint32)
     x: Any = np.array([1, 2, 3, 4], np.float32)
     x = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
     values = np.empty(2, wide)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bodies
 import numpy as np
 import pytest
+from devices import got, handed
 from test_mpi import raises_together
 from worlds import LAYOUT, Mpi, whole
 
@@ -27,11 +27,12 @@ pytestmark = [
 @pytest.mark.parametrize("scheme", [TopK(0.1), RandomK(0.1), Dense()], ids=["topk", "randomk", "dense"])
 def test_the_mean_of_a_skipped_step_is_the_same_everywhere(comm: Any, scheme: Any, device: str) -> None:
     runtime = Runtime(comm, LAYOUT, scheme, nonfinite="skip", device=device)
-    runtime.allreduce(whole(comm.size, 0)[comm.rank])
+    runtime.allreduce(handed(device, whole(comm.size, 0)[comm.rank]))
     gradient = whole(comm.size, 1)[comm.rank]
     if comm.rank == comm.size - 1:
         gradient[0] = np.nan
-    assert not runtime.allreduce(gradient).any()
+    gradient = handed(device, gradient)
+    assert not got(runtime.allreduce(gradient)).any()
     runtime.check_replicas()
     assert runtime.allreduce(gradient, sparse=True).values.size == 0
     runtime.check_replicas()
@@ -109,7 +110,7 @@ def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
-            patch.setattr("mpitopk.transport.np", SimpleNamespace(empty=short, uint8=np.uint8))
+            patch.setattr(world.runtime._transport, "host_memory", short)
         match = f"rank {comm.size - 1} has no memory for .* bytes of messages"
         raises_together(comm, ExchangeError, match, lambda: world.runtime.allreduce(mine))
     assert all(map(bodies.same, before, world.residuals()))
@@ -158,7 +159,7 @@ def test_messages_of_unequal_sizes(comm: Any, limit: int | None) -> None:
         message.sign(Status.FINE, step=0, layout=0, arrival=comm.rank)
         sizes = transport.sizes(message.buffer.size)
         assert sizes == [message_bytes(c, 1, 4) for c in counts]
-        messages = transport.allgatherv(message, sizes)
+        messages = transport.allgatherv(message.buffer, sizes)
         assert messages.counts == counts
         assert messages.latest == comm.size - 1
         for rank, (indices, values) in enumerate(messages.parts(np.array([[0, 1]]))):

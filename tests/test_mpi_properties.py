@@ -8,7 +8,7 @@ import bodies
 import numpy as np
 import problems
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import Problem
 from test_properties import KINDS
@@ -27,6 +27,7 @@ pytestmark = [
 @given(problems.problems(), st.integers(0, 200))
 def test_topk(comm: Any, device: str, problem: Problem, slack: int) -> None:
     """Also with so small a limit that an exchange goes in rounds."""
+    assume(problem.suits(device))
     scheme = TopK(values=problem.values, **problem.options)
     with problems.lockstep(comm):
         limit = max(comm.size, 8) + slack
@@ -38,6 +39,7 @@ def test_topk(comm: Any, device: str, problem: Problem, slack: int) -> None:
 @problems.together
 @given(problems.problems(), st.booleans())
 def test_randomk(comm: Any, device: str, problem: Problem, feedback: bool) -> None:
+    assume(problem.suits(device))
     scheme = RandomK(seed=problem.seed, feedback=feedback, **problem.options)
     with problems.lockstep(comm):
         world = Mpi(comm, problem.layout, scheme, device=device)
@@ -48,6 +50,7 @@ def test_randomk(comm: Any, device: str, problem: Problem, feedback: bool) -> No
 @problems.together
 @given(problems.problems())
 def test_dense(comm: Any, device: str, problem: Problem) -> None:
+    assume(problem.suits(device))
     with problems.lockstep(comm):
         world = Mpi(comm, problem.layout, Dense(), device=device)
         problems.dense_is_the_mean(world, problem)
@@ -85,6 +88,7 @@ def test_whatever_goes_wrong_anywhere(comm: Any, device: str, kinds: list[str], 
 @given(problems.problems())
 def test_real_and_simulated_ranks_give_the_same_bits(comm: Any, device: str, problem: Problem) -> None:
     """For any floats: the order of additions is that of the ranks in both."""
+    assume(problem.suits(device))
     scheme = TopK(values=problem.values, **problem.options)
     rng = np.random.default_rng(problem.seed)
     with problems.lockstep(comm):

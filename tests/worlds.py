@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from devices import got, handed
 
 import mpitopk
 
@@ -16,13 +17,14 @@ class Simulated:
 
     def __init__(self, size: int, layout: mpitopk.Layout, scheme: mpitopk.Scheme, **options: Any) -> None:
         self.size = size
+        self.device = options.get("device", "auto")
         self.simulation = mpitopk.Simulation(size, layout, scheme, **options)
 
     def step(self, gradients: Any, sparse: bool = False) -> Any:
-        return self.simulation.allreduce(gradients, sparse)
+        return got(self.simulation.allreduce([handed(self.device, g) for g in gradients], sparse))
 
     def residuals(self) -> list[Array]:
-        return [state["residual"].copy() for state in self.simulation.residuals]
+        return [got(state["residual"]).copy() for state in self.simulation.residuals]
 
     def steps(self) -> int:
         return self.simulation.participants[0].rank.step
@@ -34,12 +36,13 @@ class Mpi:
     def __init__(self, comm: Any, layout: mpitopk.Layout, scheme: mpitopk.Scheme, **options: Any) -> None:
         self.comm = comm
         self.size = comm.size
+        self.device = options.get("device", "auto")
         self.runtime = mpitopk.Runtime(comm, layout, scheme, **options)
 
     def step(self, gradients: Any, sparse: bool = False) -> Any:
-        mean = self.runtime.allreduce(gradients[self.comm.rank], sparse)
+        mean = self.runtime.allreduce(handed(self.device, gradients[self.comm.rank]), sparse)
         self.runtime.check_replicas(list(mean) if sparse else mean)
-        return mean
+        return got(mean)
 
     def residuals(self) -> list[Array]:
         mine = [v.reshape(-1) for k, v in self.runtime.state_dict().items() if k.startswith("residual/")]

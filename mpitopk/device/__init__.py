@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from mpitopk.device.base import Device
@@ -17,23 +19,50 @@ except ImportError as error:
 else:
     WHY_NOT_COMPILED = ""
 
-NAMES = ("auto", "host", "numpy")
+NAMES = ("auto", "host", "numpy", "cuda")
 
 
-def open_device(name: str, threads: int) -> Device:
-    """Return a device by name.
+@cache
+def why_no_gpu() -> str:
+    """Return why "auto" does not take a GPU, or nothing if a kernel has run on one."""
+    if find_spec("cupy") is None:
+        return "CuPy is not installed"
+    try:
+        from mpitopk.device import cuda
+    except Exception as error:  # whatever a CuPy that does not fit its surroundings raises
+        return f"CuPy cannot be imported: {error}"
+    return cuda.usable()
+
+
+def open_gpu(local_rank: int) -> Device:
+    """Return the GPU for a rank of a node, or raise `DeviceError`."""
+    try:
+        from mpitopk.device import cuda
+    except Exception as error:
+        raise DeviceError(f"CuPy cannot be imported ({error}): pip install 'mpitopk[cuda13]'") from error
+    why_not = cuda.usable()
+    if why_not:
+        raise DeviceError(f"no GPU can be used here ({why_not}): take device='host'")
+    cuda.use_device_of(local_rank)
+    return cuda.CudaDevice()
+
+
+def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
+    """Return a device by name; `local_rank`: of this rank among those of its node.
 
     Raises
     ------
     ConfigError
         If there is no device of that name, or the threads are not a number from 1.
     DeviceError
-        If "host" is asked for where the kernels were not compiled.
+        If "host" is asked for where the kernels were not compiled, or "cuda" where no GPU is usable.
     """
     if name not in NAMES:
         raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
+    if name == "cuda" or (name == "auto" and not why_no_gpu()):
+        return open_gpu(local_rank)
     if name == "numpy" or (name == "auto" and WHY_NOT_COMPILED):
         return ReferenceDevice()
     if WHY_NOT_COMPILED:

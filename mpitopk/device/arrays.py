@@ -1,4 +1,4 @@
-"""What a user hands over, as NumPy arrays that share its memory."""
+"""Host memory: what a user hands over, as NumPy arrays that share its memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpitopk.device.base import Device
 from mpitopk.errors import GradientError
 
 if TYPE_CHECKING:
     from mpitopk.layout import Layout
-    from mpitopk.typing import Array
+    from mpitopk.typing import Array, Bytes
 
 
 def host_array(x: object, what: str) -> Array:
@@ -69,3 +70,34 @@ def flat_gradient(x: object, layout: Layout, *, writable: bool) -> Array:
     if problem:
         raise GradientError(f"expected a gradient with {problem}")
     return array
+
+
+class HostMemoryDevice(Device):
+    """A device whose arrays are NumPy's, so that nothing need be copied for MPI or for the user."""
+
+    def gradient(self, x: object, layout: Layout, *, writable: bool) -> Array:
+        return flat_gradient(x, layout, writable=writable)
+
+    def overlap(self, x: Array, y: Array) -> bool:
+        return np.may_share_memory(x, y)
+
+    def from_host(self, x: Array) -> Array:
+        return x
+
+    def mirror(self, x: object, what: str) -> Array:
+        return host_array(x, what)
+
+    def restore(self, x: object, mirror: Array) -> None:
+        pass
+
+    def host_memory(self, nbytes: int) -> Bytes:
+        return np.empty(nbytes, np.uint8)
+
+    def staged(self, x: Array) -> Array:
+        return x
+
+    def unstaged(self, x: Array, out: Array | None = None) -> Array:
+        if out is None or out is x:
+            return x
+        np.copyto(out, x)
+        return out

@@ -14,8 +14,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mpitopk.layout import Layout
     from mpitopk.plan import Plan
-    from mpitopk.typing import Array
+    from mpitopk.typing import Array, Bytes
     from mpitopk.wire import Message, Messages
 
 
@@ -36,6 +37,47 @@ class Device(ABC):
     @abstractmethod
     def zeros(self, size: int, dtype: str) -> Array:
         """Return a buffer of zeros."""
+
+    @abstractmethod
+    def gradient(self, x: object, layout: Layout, *, writable: bool) -> Array:
+        """Return what a user gives as gradient as an array of this device that shares its memory.
+
+        Raises `GradientError` where that cannot be, or where it does not fit the layout.
+        """
+
+    @abstractmethod
+    def overlap(self, x: Array, y: Array) -> bool:
+        """Return whether two arrays have memory in common."""
+
+    @abstractmethod
+    def from_host(self, x: Array) -> Array:
+        """Return an array of this device with the contents of one in host memory."""
+
+    @abstractmethod
+    def mirror(self, x: object, what: str) -> Array:
+        """Return any array as one in host memory: itself, or a copy where it is not there."""
+
+    @abstractmethod
+    def restore(self, x: object, mirror: Array) -> None:
+        """Write what was changed in the mirror of an array back to it."""
+
+    @abstractmethod
+    def host_memory(self, nbytes: int) -> Bytes:
+        """Return a buffer in host memory that goes fast to and from the device."""
+
+    @abstractmethod
+    def staged(self, x: Array) -> Array:
+        """Return an array, once all work on it is done, as one that MPI can read: itself, or a copy.
+
+        Valid until the next call.
+        """
+
+    @abstractmethod
+    def unstaged(self, x: Array, out: Array | None = None) -> Array:
+        """Return what MPI has written as an array of this device, in `out` if one is given.
+
+        Without `out` it is valid until the next such call.
+        """
 
     @abstractmethod
     def finite(self, x: Array) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import mpitopk.device._native as _native
-from mpitopk.device.base import Device
+from mpitopk.device.arrays import HostMemoryDevice
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 
 
-class HostDevice(Device):
+class HostDevice(HostMemoryDevice):
     """The host, in C++.
 
     Parameters

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpitopk.device.base import Device
+from mpitopk.device.arrays import HostMemoryDevice
 from mpitopk.wire import corrupt
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _mix32(v: Array) -> Array:
     return mixed
 
 
-class ReferenceDevice(Device):
+class ReferenceDevice(HostMemoryDevice):
     """The host, in NumPy.
 
     Operations call one another by the class: those of an instance may be wrapped in a timer.

@@ -21,12 +21,12 @@ class _Buffers(State):
         self.mean = rank.device.empty(layout.size, layout.accumulator)
         widened = layout.storage != layout.accumulator
         self.wide = rank.device.empty(layout.size if widened else 0, layout.accumulator)
-        self._size = layout.size
+        self._size, self._device = layout.size, rank.device
 
     @cached_property
     def indices(self) -> Array:
         """All of them; only a sparse mean wants to know."""
-        return np.arange(self._size, dtype=np.uint32)
+        return self._device.from_host(np.arange(self._size, dtype=np.uint32))
 
     @property
     def saved(self) -> dict[str, Array]:

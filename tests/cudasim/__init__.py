@@ -232,7 +232,9 @@ class Module:
             raise LaunchError(f"there is no kernel {name!r} in the module")
         return kernel
 
-    def _words(self, name: str, arguments: Sequence[np.ndarray | np.generic | None]) -> list[c.Array[c.c_char]]:
+    def _words(
+        self, name: str, arguments: Sequence[np.ndarray | np.generic | None]
+    ) -> list[c.Array[c.c_char]]:
         signature = self.signature(name)
         if len(arguments) != len(signature):
             raise LaunchError(f"{name}: {len(arguments)} arguments for {len(signature)} parameters")

@@ -1037,6 +1037,8 @@ def asarray(
             raise TypeError("the stand-in for cupy.ndarray does not convert")
         return a
     host = np.array(a, dtype, order="C")
+    if host.dtype.kind not in "?iuf":
+        raise ValueError(f"Unsupported dtype {host.dtype}")
     array = ndarray(host.shape, host.dtype)
     array.set(host)
     if blocking:

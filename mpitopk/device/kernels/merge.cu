@@ -3,7 +3,7 @@
 //
 //   check     are the indices of every message ascending and in range
 //   merge     the sum over the divisor, zeros where no message holds anything
-//   merge_count, merge_offsets, merge_write
+//   merge_count, merge_write
 //           the same as indices and values, only where some message holds something
 //
 // For n entries and P messages of k: check reads 4 k P; merge reads 8 k P and writes 4 n.
@@ -129,28 +129,11 @@ __global__ void __launch_bounds__(THREADS) merge(const unsigned char* buffer, co
   if (threadIdx.x == 0 && all > 0) atomicAdd(total, static_cast<unsigned long long>(all));
 }
 
-// One block for each stretch: how many of its entries some message holds.
-template <class V>
-__global__ void __launch_bounds__(THREADS) merge_count(const unsigned char* buffer, const long long* starts,
-                                                 const long long* counts, int ranks, const long long* pieces,
-                                                 int n_pieces, long long n, const unsigned* wrong, unsigned* sizes) {
-  __shared__ float sum[STRETCH];
-  __shared__ unsigned char held[STRETCH];
-  if (*wrong != 0) return;
-  const long long start = blockIdx.x * static_cast<long long>(STRETCH);
-  sum_stretch<V>({buffer, starts, counts, pieces, ranks, n_pieces}, start, n, sum, held);
-  unsigned mine = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < STRETCH; i += THREADS) mine += held[i];
-  unsigned all;
-  block_prefix(mine, all);
-  if (threadIdx.x == 0) sizes[blockIdx.x] = all;
-}
-
-// One block: sizes become offsets, and `total` their sum.
-__global__ void __launch_bounds__(THREADS) merge_offsets(unsigned* sizes, int n_sizes, unsigned long long* total) {
+// Sizes become offsets, and `total` their sum; by all threads of a block.
+__device__ inline void make_offsets(unsigned* sizes, unsigned n_sizes, unsigned long long* total) {
   unsigned before = 0;
-  for (int first = 0; first < n_sizes; first += THREADS) {
-    const int i = first + static_cast<int>(threadIdx.x);
+  for (unsigned first = 0; first < n_sizes; first += THREADS) {
+    const unsigned i = first + threadIdx.x;
     const unsigned mine = i < n_sizes ? sizes[i] : 0;
     unsigned all;
     const unsigned offset = before + block_prefix(mine, all);
@@ -158,6 +141,34 @@ __global__ void __launch_bounds__(THREADS) merge_offsets(unsigned* sizes, int n_
     before += all;
   }
   if (threadIdx.x == 0) *total = before;
+}
+
+// One block for each stretch: how many of its entries some message holds. The block that is the last to end
+// makes offsets of that.
+template <class V>
+__global__ void __launch_bounds__(THREADS) merge_count(const unsigned char* buffer, const long long* starts,
+                                                       const long long* counts, int ranks, const long long* pieces,
+                                                       int n_pieces, long long n, const unsigned* wrong,
+                                                       unsigned* finished, unsigned* sizes,
+                                                       unsigned long long* total) {
+  __shared__ float sum[STRETCH];
+  __shared__ unsigned char held[STRETCH];
+  __shared__ bool is_last;
+  if (*wrong != 0) return;
+  const long long start = blockIdx.x * static_cast<long long>(STRETCH);
+  sum_stretch<V>({buffer, starts, counts, pieces, ranks, n_pieces}, start, n, sum, held);
+  unsigned mine = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < STRETCH; i += THREADS) mine += held[i];
+  unsigned all;
+  block_prefix(mine, all);
+  if (threadIdx.x == 0) {
+    sizes[blockIdx.x] = all;
+    __threadfence();
+    is_last = atomicAdd(finished, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  __threadfence();
+  if (is_last) make_offsets(sizes, gridDim.x, total);
 }
 
 template <class V>

@@ -76,12 +76,11 @@ __global__ void __launch_bounds__(1024) window(const G* gradient, const float* r
     const float margin = 5.0f * sqrtf(rank) + 3.0f;
     if (rank + margin < static_cast<float>(looked_at)) {
       const Bin lowest = find_bin(bins, static_cast<unsigned>(rank + margin));
-      if (lowest.index < BINS) {
-        low = min(base + (lowest.index << shift), INFINITE);
-      } else if (base > 0) {
+      if (base > 0 && lowest.index >= BINS - 1) {  // below the floor, or far above it
         base = 0;
         continue;
       }
+      if (lowest.index < BINS) low = min(base + (lowest.index << shift), INFINITE);
     }
     if (rank - margin >= 1.0f) {
       const Bin highest = find_bin(bins, static_cast<unsigned>(rank - margin));
