@@ -85,7 +85,8 @@ def preload(lane: str) -> dict[str, str]:
         )
         environment["LD_PRELOAD"] = found.stdout.strip()
     environment["ASAN_OPTIONS"] = f"detect_leaks=0:exitcode={FOUND}"
-    environment["TSAN_OPTIONS"] = environment["UBSAN_OPTIONS"] = f"halt_on_error=1:exitcode={FOUND}"
+    environment["UBSAN_OPTIONS"] = f"halt_on_error=1:exitcode={FOUND}"
+    environment["TSAN_OPTIONS"] = f"{environment['UBSAN_OPTIONS']}:suppressions={HERE / 'tsan.supp'}"
     return environment
 
 

@@ -165,9 +165,9 @@ __global__ void __launch_bounds__(THREADS) merge_count(const unsigned char* buff
     sizes[blockIdx.x] = all;
     __threadfence();
     is_last = atomicAdd(finished, 1u) == gridDim.x - 1;
+    __threadfence();
   }
   __syncthreads();
-  __threadfence();
   if (is_last) make_offsets(sizes, gridDim.x, total);
 }
 

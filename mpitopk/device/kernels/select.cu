@@ -323,9 +323,9 @@ __global__ void __launch_bounds__(THREADS) refine(const Tile* tiles, const Group
     if (threadIdx.x == 0) {
       const auto mine = static_cast<unsigned>(last - first);
       is_last = atomicAdd(&all->tiles, mine) + mine == static_cast<unsigned>(group.last_tile - group.first_tile);
+      __threadfence();
     }
     __syncthreads();
-    __threadfence();
     if (is_last) {
       const bool alike = all->least == all->most;
       if (fits && (alike || all->listed <= LIST)) {
