@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitopk.device import WHY_NOT_COMPILED
+from mpitopk.device import WHY_NOT_COMPILED, why_no_gpu
 
 QUERY = """
 import ctypes
@@ -118,7 +118,8 @@ def _cupy() -> Item:
     version = next((v for v in map(_version, ("cupy-cuda12x", "cupy-cuda13x", "cupy")) if v), "")
     if not version:
         return Item("cupy", "", "not installed: gradients live in host memory")
-    return Item("cupy", version, "installed")
+    why_not = why_no_gpu()
+    return Item("cupy", version, f"no GPU: {why_not}" if why_not else "ok: device='cuda' runs kernels")
 
 
 def _nvtx() -> Item:

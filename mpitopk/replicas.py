@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitopk.agreement import Gather, together
+from mpitopk.agreement import together
 from mpitopk.errors import GradientError, ReplicaError
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def broadcast(transport: Transport, parameters: Any, device: Device, root: int) 
         device.restore(array, arrays.mine[name])
 
 
-def compare(gather: Gather, rank: int, parameters: Any, layout: Layout, device: Device) -> None:
+def compare(transport: Transport, parameters: Any, layout: Layout, device: Device) -> None:
     """Raise `ReplicaError` on all ranks unless the arrays have the same bits everywhere."""
 
     def read() -> dict[str, Array]:
         return split(parameters, mirrored(parameters, device), layout)
 
-    arrays = together(gather, rank, read, _forms)
+    arrays = together(transport.gather_objects, transport.rank, read, _forms)
     _require_equal_forms(arrays.every, 0)
-    digests = gather(
+    digests = transport.gather_objects(
         [blake2b(a.reshape(-1).view(np.uint8).data, digest_size=16).digest() for a in arrays.mine.values()]
     )
     for i, name in enumerate(arrays.mine):

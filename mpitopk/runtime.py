@@ -40,8 +40,8 @@ class Runtime:
         The gradient's segments.
     scheme : Scheme
         Such as `TopK(density=0.01)` or `Dense()`.
-    device : {"auto", "host", "numpy"}
-        Compiled kernels or plain NumPy, on the host; "auto" takes the best that is there.
+    device : {"auto", "host", "numpy", "cuda"}
+        Compiled kernels or plain NumPy, on the host ("auto": the better that is there); or CuPy arrays.
     threads : int, optional
         Threads of a rank; by default its share of the processors that the node's ranks may use.
     nonfinite : {"raise", "skip", "zero"}
@@ -248,8 +248,7 @@ class Runtime:
         self._open()
         if parameters is None:
             parameters = self._participant.result
-        gather, rank = self._transport.gather_objects, self._transport.rank
-        replicas.compare(gather, rank, parameters, self.layout, self._device)
+        replicas.compare(self._transport, parameters, self.layout, self._device)
 
     def state_dict(self) -> dict[str, Array]:
         """Return this rank's state as plain NumPy arrays: `numpy.savez(path, **state)` stores it."""

@@ -21,14 +21,15 @@ Array = np.ndarray[Any, Any]
 
 
 def install_standin() -> None:
-    """Bind the CUDA device to the stand-in, and hide that again, so that "auto" finds no GPU."""
+    """Bind the CUDA device to the stand-in, and nothing else: what imports CuPy later gets the real one."""
     from cudasim import standin
 
     standin.install(
         lane=os.environ.get("CUDASIM_LANE", "fast"), policy=os.environ.get("CUDASIM_POLICY", "lazy")
     )
-    import mpitopk.device.cuda  # noqa: F401
+    import mpitopk.device.cuda
 
+    mpitopk.device.why_no_gpu = mpitopk.device.cuda.usable
     for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
         del sys.modules[name]
 

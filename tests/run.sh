@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: in one process, then on 1, 2, 3, 4 and 7 ranks, then a small set on 64.
+# All tests: in one process, those of the CUDA kernels, then on 1, 2, 3, 4 and 7 ranks, then a small set on 64.
 #   tests/run.sh            everything
 #   tests/run.sh --quick    what depends on the MPI library: 2 and 3 ranks
 # PYTHON names the interpreter; by default that of .venv, where examples/quickstart.sh has installed.
@@ -12,7 +12,9 @@ command -v "$python" >/dev/null || { echo "$python is missing: run examples/quic
 bin=$(dirname "$(command -v "$python")")
 export OMP_NUM_THREADS=1
 
-"$python" -m pip install --quiet "${INSTALL:-.}" --group test
+groups=(--group test)
+[ "${1:-}" = --quick ] || groups+=(--group gpu)  # NVIDIA's compiler, which needs no GPU
+"$python" -m pip install --quiet "${INSTALL:-.}" "${groups[@]}"
 mpiexec=$bin/mpiexec
 [ -x "$mpiexec" ] || mpiexec=mpiexec
 export MPITOPK_TEST_DEVICES=${MPITOPK_TEST_DEVICES:-numpy,host}
@@ -41,14 +43,18 @@ run() { # title, command...
 
 # Not `python -m pytest`, which would import the sources in this folder instead of what is installed.
 on_ranks() { # ranks, marks
-  run "$1 ranks" "$mpiexec" -n "$1" "$bin/pytest" -q --color=no --with-mpi --only-mpi -p no:cacheprovider -m "$2"
+  run "$1 ranks, ${MPITOPK_TEST_DEVICES//,/ and }" "$mpiexec" -n "$1" "$bin/pytest" -q --color=no --with-mpi --only-mpi -p no:cacheprovider -m "$2"
 }
 
 if [ "${1:-}" = --quick ]; then
   for ranks in 2 3; do on_ranks "$ranks" mpi; done
 else
   run "one process" "$bin/pytest" -q --color=no
+  on_cuda=(env MPITOPK_TEST_DEVICES=cuda)
+  cuda_files=(tests/test_cuda.py tests/test_device.py tests/test_schemes.py tests/test_properties.py)
+  run "one process, CUDA kernels" "${on_cuda[@]}" "$bin/pytest" -q --color=no "${cuda_files[@]}"
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
+  MPITOPK_TEST_DEVICES=cuda on_ranks 3 mpi
   on_ranks 64 ranks64
 fi
 echo "all passed: $passed tests in $runs runs"

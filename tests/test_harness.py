@@ -85,7 +85,7 @@ def test_a_device_that_is_named_and_missing_is_a_failure(tmp_path: Path, name: s
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_inner.py"],
         cwd=tmp_path,
-        env=os.environ | {"MPITOPK_TEST_DEVICES": f"numpy,{name}"},
+        env=os.environ | {"MPITOPK_TEST_DEVICES": f"numpy,{name}", "MPITOPK_TEST_GPU": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -24,27 +24,14 @@ NAMES = ("auto", "host", "numpy", "cuda")
 
 @cache
 def why_no_gpu() -> str:
-    """Return why "auto" does not take a GPU, or nothing if a kernel has run on one."""
+    """Return why no GPU can be used here, or nothing if a kernel has run on one."""
     if find_spec("cupy") is None:
-        return "CuPy is not installed"
+        return "CuPy is not installed: pip install 'mpitopk[cuda13]'"
     try:
         from mpitopk.device import cuda
     except Exception as error:  # whatever a CuPy that does not fit its surroundings raises
         return f"CuPy cannot be imported: {error}"
     return cuda.usable()
-
-
-def open_gpu(local_rank: int) -> Device:
-    """Return the GPU for a rank of a node, or raise `DeviceError`."""
-    try:
-        from mpitopk.device import cuda
-    except Exception as error:
-        raise DeviceError(f"CuPy cannot be imported ({error}): pip install 'mpitopk[cuda13]'") from error
-    why_not = cuda.usable()
-    if why_not:
-        raise DeviceError(f"no GPU can be used here ({why_not}): take device='host'")
-    cuda.use_device_of(local_rank)
-    return cuda.CudaDevice()
 
 
 def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
@@ -61,8 +48,14 @@ def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
         raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
-    if name == "cuda" or (name == "auto" and not why_no_gpu()):
-        return open_gpu(local_rank)
+    if name == "cuda":
+        why_not = why_no_gpu()
+        if why_not:
+            raise DeviceError(f"no GPU can be used here ({why_not}): take device='host'")
+        from mpitopk.device import cuda
+
+        cuda.use_device_of(local_rank)
+        return cuda.CudaDevice()
     if name == "numpy" or (name == "auto" and WHY_NOT_COMPILED):
         return ReferenceDevice()
     if WHY_NOT_COMPILED:

@@ -6,8 +6,7 @@ An operation waits for the GPU where it returns a value, and only there.
 from __future__ import annotations
 
 import re
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -15,52 +14,21 @@ import numpy as np
 
 from mpitopk.device.arrays import host_array
 from mpitopk.device.base import Device
-from mpitopk.device.reference import FEISTEL_ROUNDS, splitmix64
-from mpitopk.device.tiles import TILE, capacity, cut
+from mpitopk.device.launch import GRADIENTS, THREADS, VALUES, Array, clear, launch, processors, value
+from mpitopk.device.selector import Selector
 from mpitopk.errors import DeviceError, GradientError
 
 if TYPE_CHECKING:
     from mpitopk.layout import Layout
     from mpitopk.plan import Plan
-    from mpitopk.typing import Array, Bytes
+    from mpitopk.typing import Bytes
     from mpitopk.wire import Message, Messages
 
-KERNELS = Path(__file__).parent / "kernels"
-FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elementwise.cu")
-GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
-VALUES = {4: "float", 2: "Half"}
-NAMES = (
-    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "all_finite", "zero_nonfinite", "take")
-      for g in GRADIENTS.values()),
-    *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
-    *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
-    *("draw", "settle_drawn", "gather_drawn", "check", "divide"),
-)  # fmt: skip
 OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
 
-THREADS, WARPS = 256, 8
-BINS, LIST = 4096, 1024
-STATE, GATHERED, FOUND, LISTED, STATUS = 40, 16, 20, 8, 12
-"""Bytes of the structures in select.cuh."""
 STRETCH = 4096
-DIGITS = ((19, 12), (7, 12), (0, 7))
-"""Shift and bits of each digit of a magnitude, the highest first."""
-
-
-def source() -> str:
-    """Return all kernels as one text that includes nothing."""
-    texts = []
-    for name in FILES:
-        text = re.sub(r'^#(?:pragma once|include ".*")$', "", (KERNELS / name).read_text(), flags=re.M)
-        texts.append(f'#line 1 "{name}"\n{text}')
-    return "\n".join(texts)
-
-
-@cache
-def compiled() -> Any:
-    """Return the module of all kernels."""
-    return cupy.RawModule(code=source(), options=("--std=c++17",), name_expressions=NAMES)
+"""Entries that a block merges."""
 
 
 def usable() -> str:
@@ -93,7 +61,6 @@ class CudaDevice(Device):
     name = "cuda"
 
     def __init__(self) -> None:
-        self._kernels: dict[str, Any] = {}
         self._selector: Selector | None = None
         self._fallbacks = 0
         self._pieces: tuple[Array, Array] | None = None
@@ -112,21 +79,9 @@ class CudaDevice(Device):
         """What a kernel reports: a flag in 4 bytes, how many blocks are done in 4, a total in 8."""
         return self.empty(16, "uint8")
 
-    @cached_property
-    def _processors(self) -> int:
-        return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
-
-    def launch(self, name: str, blocks: int, *arguments: Any, threads: int = THREADS) -> None:
-        """Run a kernel on the current stream; nothing happens without blocks."""
-        if blocks == 0:
-            return
-        if name not in self._kernels:
-            self._kernels[name] = compiled().get_function(name)
-        self._kernels[name]((blocks,), (threads,), arguments)
-
     def _blocks(self, n: int) -> int:
         """Return how many blocks go over n entries, several each where there are many."""
-        return min(-(-n // THREADS), 16 * self._processors)
+        return min(-(-n // THREADS), 16 * processors())
 
     def _cleared(self) -> tuple[Array, Array]:
         clear(self._result)
@@ -145,10 +100,10 @@ class CudaDevice(Device):
     def from_host(self, x: Array) -> Array:
         return cupy.asarray(x)
 
-    def mirror(self, x: object, what: str) -> Array:
+    def mirror(self, x: Any, what: str) -> Array:
         return cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else host_array(x, what)
 
-    def restore(self, x: object, mirror: Array) -> None:
+    def restore(self, x: Any, mirror: Array) -> None:
         if isinstance(x, cupy.ndarray):
             x.set(mirror)
 
@@ -174,9 +129,9 @@ class CudaDevice(Device):
 
     def overlap(self, x: Array, y: Array) -> bool:
         first, second = sorted([(x.data.ptr, x.nbytes), (y.data.ptr, y.nbytes)])
-        return first[0] + first[1] > second[0] and min(x.nbytes, y.nbytes) > 0
+        return bool(first[0] + first[1] > second[0] and min(x.nbytes, y.nbytes) > 0)
 
-    def gradient(self, x: object, layout: Layout, *, writable: bool) -> Array:  # noqa: ARG002 (all are)
+    def gradient(self, x: Any, layout: Layout, *, writable: bool) -> Array:  # noqa: ARG002 (all are)
         if not isinstance(x, cupy.ndarray):
             try:
                 if not hasattr(x, "__cuda_array_interface__"):
@@ -204,19 +159,19 @@ class CudaDevice(Device):
 
     def finite(self, x: Array) -> bool:
         flag, _ = self._cleared()
-        self.launch(f"all_finite<{GRADIENTS[str(x.dtype)]}>", self._blocks(x.size), x, np.int64(x.size), flag)
+        launch(f"all_finite<{GRADIENTS[str(x.dtype)]}>", self._blocks(x.size), x, np.int64(x.size), flag)
         return value(flag) == 0
 
     def zero_nonfinite(self, x: Array) -> int:
         _, total = self._cleared()
         kernel = f"zero_nonfinite<{GRADIENTS[str(x.dtype)]}>"
-        self.launch(kernel, self._blocks(x.size), x, np.int64(x.size), total)
+        launch(kernel, self._blocks(x.size), x, np.int64(x.size), total)
         return value(total)
 
     def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
         flag, _ = self._cleared()
         kernel = f"accumulate<{GRADIENTS[str(gradient.dtype)]}>"
-        self.launch(kernel, self._blocks(out.size), gradient, residual, out, np.int64(out.size), flag)
+        launch(kernel, self._blocks(out.size), gradient, residual, out, np.int64(out.size), flag)
         return value(flag) == 0
 
     def accumulate_select(
@@ -230,20 +185,20 @@ class CudaDevice(Device):
     def _select(self, gradient: Array, residual: Array | None, out: Array | None, *rest: Any) -> bool:
         plan, indices, values = rest
         if self._selector is None or self._selector.plan is not plan:
-            self._selector = Selector(self, plan)
+            self._selector = Selector(plan)
         finite, missed = self._selector.run(gradient, residual, out, indices, values)
         self._fallbacks += missed
         return finite
 
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         if self._selector is None or self._selector.plan is not plan:
-            self._selector = Selector(self, plan)
+            self._selector = Selector(plan)
         self._selector.draw(key, out)
 
     def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
         k = indices.size
         kernel = f"take<{GRADIENTS[str(x.dtype)]}>"
-        self.launch(kernel, self._blocks(k), x, indices, values, np.int64(k), np.int32(clear))
+        launch(kernel, self._blocks(k), x, indices, values, np.int64(k), np.int32(clear))
 
     def pack(self, x: Array, plan: Plan, indices: Array, values: Array, message: Message) -> None:
         pieces, n_pieces = self._dense(plan.dense)
@@ -251,13 +206,13 @@ class CudaDevice(Device):
         kernel = f"pack<{wire_type(message.values.itemsize)}>"
         blocks = self._blocks(max(plan.total, plan.dense_total))
         k = np.int64(plan.total)
-        self.launch(kernel, blocks, x, indices, values, k, pieces, n_pieces, to, message.values)
+        launch(kernel, blocks, x, indices, values, k, pieces, n_pieces, to, message.values)
 
     def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:
         where, wrong, total = self._checked(messages, dense, out.size)
         kernel = f"merge<{wire_type(messages.itemsize)}>"
         blocks, n = -(-out.size // STRETCH), np.int64(out.size)
-        self.launch(kernel, blocks, *where, np.float32(divisor), out, n, wrong, total)
+        launch(kernel, blocks, *where, np.float32(divisor), out, n, wrong, total)
         return self._intact(messages, out.size)
 
     def merge_sparse(
@@ -272,16 +227,14 @@ class CudaDevice(Device):
             self._sizes = self.empty(blocks, "uint32")
         sizes, (indices, values) = self._sizes, self._merged
         finished = self._result[4:8].view("uint32")
-        self.launch(f"merge_count<{kind}>", blocks, *where, n, wrong, finished, sizes, total)
-        self.launch(
-            f"merge_write<{kind}>", blocks, *where, np.float32(divisor), n, wrong, sizes, indices, values
-        )
+        launch(f"merge_count<{kind}>", blocks, *where, n, wrong, finished, sizes, total)
+        launch(f"merge_write<{kind}>", blocks, *where, np.float32(divisor), n, wrong, sizes, indices, values)
         held = self._intact(messages, size)
         return indices[:held], values[:held]
 
     def divide(self, x: Array, divisor: int) -> bool:
         flag, _ = self._cleared()
-        self.launch("divide", self._blocks(x.size), x, np.int64(x.size), np.float32(divisor), flag)
+        launch("divide", self._blocks(x.size), x, np.int64(x.size), np.float32(divisor), flag)
         return value(flag) == 0
 
     def _dense(self, dense: Array) -> tuple[Array, np.int32]:
@@ -301,7 +254,7 @@ class CudaDevice(Device):
         starts, counts = self._places[1]
         wrong, total = self._cleared()
         ranks, blocks = np.int32(len(messages.starts)), self._blocks(max(messages.counts, default=0))
-        self.launch("check", blocks, messages.buffer, starts, counts, ranks, np.int64(size), wrong)
+        launch("check", blocks, messages.buffer, starts, counts, ranks, np.int64(size), wrong)
         return (messages.buffer, starts, counts, ranks, *self._dense(dense)), wrong, total
 
     def _intact(self, messages: Messages, size: int) -> int:
@@ -310,103 +263,8 @@ class CudaDevice(Device):
         return messages.intact(wrong - 1 - len(messages.starts) if wrong else total, size)
 
 
-class Selector:
-    """Selection for one plan: its tiles, and room for what is found on the way."""
-
-    def __init__(self, device: CudaDevice, plan: Plan) -> None:
-        self.plan = plan
-        self._launch = device.launch
-        tiles, groups = cut(plan)
-        self.tiles, self.sparse, self.groups = len(tiles), int((tiles["group"] >= 0).sum()), len(groups)
-        self.capacity = capacity(groups)
-        self._upload = device.from_host
-        self._tiles, self._groups = (
-            self._upload(x.view(np.uint8)) if x.size else None for x in (tiles, groups)
-        )
-        self._warps = -(-self.sparse // WARPS)
-        self._per_block = max(1, -(-self.sparse // (4 * device._processors)))
-
-        def room(nbytes: int) -> Array:
-            return device.empty(max(1, nbytes), "uint8")
-
-        self._states = device.zeros(max(1, STATE * self.groups), "uint8")
-        self._status = room(STATUS).view("uint32")
-        self._gathered, self._found = room(GATHERED * self.groups), room(FOUND * self.sparse)
-        self._histograms, self._lists = room(4 * BINS * self.groups), room(LISTED * LIST * self.groups)
-        self._candidates, self._values = room(4 * self.capacity), room(4 * self.capacity)
-
-    def run(
-        self, gradient: Array, residual: Array | None, out: Array | None, indices: Array, values: Array
-    ) -> tuple[bool, int]:
-        """Return whether all is finite, and how many groups had to be selected without a window."""
-        kind, launch = GRADIENTS[str(gradient.dtype)], self._launch
-        tiles, groups, found, states = self._tiles, self._groups, self._found, self._states
-        gathered, status, histograms, lists = self._gathered, self._status, self._histograms, self._lists
-        candidates = self._candidates, self._values
-        n_tiles, n_groups, room = np.int32(self.sparse), np.int32(self.groups), np.uint32(self.capacity)
-        per_block, blocks = np.int32(self._per_block), -(-self.sparse // self._per_block)
-        x = gradient, residual
-        launch(
-            f"window<{kind}>", max(1, self.groups), *x, tiles, groups, n_groups, states, gathered, status,
-            histograms, threads=1024,
-        )  # fmt: skip
-        launch(
-            f"scan<{kind}>", self.tiles, *x, out, tiles, found, states, status, histograms, *candidates, room
-        )
-        launch(
-            "refine", blocks, tiles, groups, found, states, gathered, status, histograms, self._values, lists,
-            n_tiles, per_block,
-        )  # fmt: skip
-        launch("emit", self._warps, tiles, found, states, status, *candidates, out, indices, values, n_tiles)
-        _, nonfinite, missed = cupy.asnumpy(status).tolist()
-        if nonfinite:
-            return False, 0
-        if missed:
-            self._select_fully(gradient if out is None else out, out is not None, indices, values)
-        return True, missed
-
-    def _select_fully(self, x: Array, accumulated: bool, indices: Array, values: Array) -> None:
-        launch, tiles, found, states = self._launch, self._tiles, self._found, self._states
-        histograms, n_tiles = self._histograms, np.int32(self.sparse)
-        if accumulated:
-            launch("restore", self._warps, tiles, found, states, self._candidates, self._values, x, n_tiles)
-        for shift, bits in DIGITS:
-            launch("digit", self.sparse, x, tiles, states, histograms, np.uint32(shift), np.uint32(bits))
-            launch("pick", self.groups, states, histograms, np.uint32(shift))
-        launch("tally", self.sparse, x, tiles, found, states)
-        launch("settle", self.groups, self._groups, found, states)
-        launch(
-            "gather", self._warps, x, tiles, found, states, indices, values, n_tiles, np.int32(accumulated)
-        )
-
-    def draw(self, key: int, out: Array) -> None:
-        """Write random indices of each group."""
-        mixed = [splitmix64((key + group) % (1 << 64)) for group in range(self.groups)]
-        words = [splitmix64(m + r) & 0xFFFFFFFF for m in mixed for r in range(FEISTEL_ROUNDS)]
-        keys = self._upload(np.array([*words, 0], np.uint32))
-        tiles, groups, found = self._tiles, self._groups, self._found
-        self._launch("draw", self.sparse, tiles, groups, keys, found)
-        self._launch("settle_drawn", self.groups, groups, found)
-        self._launch("gather_drawn", self._warps, tiles, groups, keys, found, out, np.int32(self.sparse))
-
-
-def clear(x: Array) -> None:
-    """Set to zero, on the current stream."""
-    if x.size:
-        stream = cupy.cuda.get_current_stream().ptr
-        cupy.cuda.runtime.memsetAsync(x.data.ptr, 0, x.nbytes, stream)
-
-
-def value(x: Array) -> int:
-    """Return the only entry, once it is there."""
-    return int(cupy.asnumpy(x)[0])
-
-
 def wire_type(itemsize: int) -> str:
     """Return the type of values in a message."""
     if itemsize not in VALUES:
         raise DeviceError("a GPU sends values as float32 or float16: choose one of them")
     return VALUES[itemsize]
-
-
-assert TILE == THREADS * 32

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mpitopk.plan import Plan
     from mpitopk.typing import Array
 
-TILE = 8192
+TILE = 4096
 """Entries of the largest tile; TILE, SMALLEST and the sample's size are those of select.cu."""
 SMALLEST = 4096
 LINE, LINES_APART, MOST_LINES = 8, 64, 4096

@@ -139,9 +139,10 @@ __device__ inline void store(float* out, long long i, unsigned inside, const Fou
 // One block for each tile. `residual` null: the gradient alone; `out` null: nothing is accumulated.
 // `out` and `residual` begin at multiples of 16 bytes; `capacity`: candidates that there is room for.
 template <class G>
-__global__ void __launch_bounds__(THREADS) scan(const G* gradient, const float* residual, float* out, const Tile* tiles,
-                                                Found* found, State* states, Status* status, unsigned* histograms,
-                                                unsigned* candidates, float* values, unsigned capacity) {
+__global__ void __launch_bounds__(THREADS, 4) scan(const G* gradient, const float* residual, float* out,
+                                                   const Tile* tiles, Found* found, State* states, Status* status,
+                                                   unsigned* histograms, unsigned* candidates, float* values,
+                                                   unsigned capacity) {
   __shared__ unsigned hits_of[WARPS], certain_of[WARPS], bad_of[WARPS], begin;
   const Tile tile = tiles[blockIdx.x];
   const bool dense = tile.group < 0;

@@ -3,7 +3,7 @@
 
 #include "common.cuh"
 
-constexpr int VECTORS = 8;                    // of four entries, of each thread
+constexpr int VECTORS = 4;                    // of four entries, of each thread
 constexpr int TILE = THREADS * VECTORS * 4;   // entries of the largest tile
 constexpr unsigned BINS = 4096;
 constexpr unsigned BIN_BITS = 12;

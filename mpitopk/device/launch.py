@@ -1,0 +1,71 @@
+"""The CUDA kernels: compiled together by NVRTC, launched by name on the current stream."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cupy
+
+Array: TypeAlias = Any
+"""CuPy's arrays; it has no type hints."""
+
+KERNELS = Path(__file__).parent / "kernels"
+FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elementwise.cu")
+GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
+VALUES = {4: "float", 2: "Half"}
+NAMES = (
+    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "all_finite", "zero_nonfinite", "take")
+      for g in GRADIENTS.values()),
+    *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
+    *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
+    *("draw", "settle_drawn", "gather_drawn", "check", "divide"),
+)  # fmt: skip
+THREADS = 256
+
+
+def source() -> str:
+    """Return all kernels as one text that includes nothing."""
+    texts = []
+    for name in FILES:
+        text = re.sub(r'^#(?:pragma once|include ".*")$', "", (KERNELS / name).read_text(), flags=re.M)
+        texts.append(f'#line 1 "{name}"\n{text}')
+    return "\n".join(texts)
+
+
+@cache
+def compiled() -> Any:
+    """Return the module of all kernels."""
+    return cupy.RawModule(code=source(), options=("--std=c++17",), name_expressions=NAMES)
+
+
+@cache
+def kernel(name: str) -> Any:
+    """Return one of them."""
+    return compiled().get_function(name)
+
+
+def launch(name: str, blocks: int, *arguments: Any, threads: int = THREADS) -> None:
+    """Run a kernel; nothing happens without blocks."""
+    if blocks > 0:
+        kernel(name)((blocks,), (threads,), arguments)
+
+
+@cache
+def processors() -> int:
+    """Return the number of multiprocessors."""
+    return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+
+
+def clear(x: Array) -> None:
+    """Set to zero, on the current stream."""
+    if x.size:
+        stream = cupy.cuda.get_current_stream().ptr
+        cupy.cuda.runtime.memsetAsync(x.data.ptr, 0, x.nbytes, stream)
+
+
+def value(x: Array) -> int:
+    """Return the only entry, once it is there."""
+    return int(cupy.asnumpy(x)[0])
