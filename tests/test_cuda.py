@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import devices
@@ -12,6 +14,7 @@ from devices import handed, opened
 from worlds import whole
 
 from mpitopk import Layout, RandomK, Simulation, TopK
+from mpitopk.device import open_device
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.device.tiles import TILE, cut
 from mpitopk.plan import Plan, make_plan
@@ -181,3 +184,16 @@ def test_a_step_launches_few_kernels_and_allocates_nothing(layers: int, scheme: 
         assert allocations == 0
     else:
         assert len(launches) <= 10, launches
+
+
+@needs_cuda
+def test_what_the_gpu_check_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions run; what they measure on a stand-in means nothing."""
+    from mpitopk.device import cuda
+
+    monkeypatch.setitem(sys.modules, "cupy", cuda.cupy)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "profiling")
+    import gpu_check
+
+    table = gpu_check.compare(open_device("cuda", 1), 20_000, 0.01, "bfloat16", 1, alone=True)
+    assert list(table.seconds) == ["accumulate", "accumulate + select", "select", "merge of 8"]
