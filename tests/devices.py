@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from mpitopk.device import open_device
+from mpitopk.device import open_device, why_no_gpu
 from mpitopk.device.base import Device
 from mpitopk.wire import Message, Messages
 
 STANDIN = not os.environ.get("MPITOPK_TEST_GPU")
+WHY_NO_GPU = why_no_gpu
 Array = np.ndarray[Any, Any]
 
 

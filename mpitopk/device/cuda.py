@@ -14,7 +14,17 @@ import numpy as np
 
 from mpitopk.device.arrays import host_array
 from mpitopk.device.base import Device
-from mpitopk.device.launch import GRADIENTS, THREADS, VALUES, Array, clear, launch, processors, value
+from mpitopk.device.launch import (
+    GRADIENTS,
+    THREADS,
+    VALUES,
+    Array,
+    allocate,
+    clear,
+    launch,
+    processors,
+    value,
+)
 from mpitopk.device.selector import Selector
 from mpitopk.errors import DeviceError, GradientError
 
@@ -90,7 +100,7 @@ class CudaDevice(Device):
     def empty(self, size: int, dtype: str) -> Array:
         if np.dtype(dtype) == "float64":
             raise DeviceError("a GPU is not used with float64: give another dtype, or take device='host'")
-        return cupy.empty(size, dtype)
+        return allocate(size, dtype)
 
     def zeros(self, size: int, dtype: str) -> Array:
         x = self.empty(size, dtype)

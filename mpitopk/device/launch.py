@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import cupy
+import numpy as np
+
+from mpitopk.errors import DeviceError
 
 Array: TypeAlias = Any
 """CuPy's arrays; it has no type hints."""
@@ -57,6 +60,19 @@ def launch(name: str, blocks: int, *arguments: Any, threads: int = THREADS) -> N
 def processors() -> int:
     """Return the number of multiprocessors."""
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+
+
+def allocate(size: int, dtype: str) -> Array:
+    """Return an uninitialised array, or raise `DeviceError` where there is no memory for it."""
+    try:
+        return cupy.empty(size, dtype)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        device = cupy.cuda.Device()
+        wanted, (free, total) = size * np.dtype(dtype).itemsize, device.mem_info
+        raise DeviceError(
+            f"GPU {device.id} has no memory for {wanted} bytes more ({free} of {total} are free): "
+            "lower the density, or let fewer ranks share the GPU"
+        ) from error
 
 
 def clear(x: Array) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import cupy
 import numpy as np
 
-from mpitopk.device.launch import GRADIENTS, THREADS, Array, clear, launch, processors
+from mpitopk.device.launch import GRADIENTS, THREADS, Array, allocate, clear, launch, processors
 from mpitopk.device.reference import FEISTEL_ROUNDS, splitmix64
 from mpitopk.device.tiles import TILE, capacity, cut
 
@@ -38,7 +38,7 @@ class Selector:
         self._per_block = max(1, -(-self.sparse // (4 * processors())))
 
         def room(nbytes: int) -> Array:
-            return cupy.empty(max(1, nbytes), "uint8")
+            return allocate(max(1, nbytes), "uint8")
 
         self._states = room(STATE * self.groups)
         clear(self._states)
