@@ -293,7 +293,6 @@ __device__ inline unsigned kth_of_list(const Listed* list, unsigned size, unsign
     atomicSub(&found[list[e].tile].ties, 1u);
     if (list[e].key > kth) atomicAdd(&found[list[e].tile].above, 1u);
   }
-  __threadfence();
   __syncthreads();
   return kth;
 }
@@ -319,10 +318,10 @@ __global__ void __launch_bounds__(THREADS) refine(const Tile* tiles, const Group
       bin = find_bin(histogram, group.count - state.certain);
       look_into_bin(state, bin.index, first, last, found, values, all, list);
     }
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
       const auto mine = static_cast<unsigned>(last - first);
+      __threadfence();
       is_last = atomicAdd(&all->tiles, mine) + mine == static_cast<unsigned>(group.last_tile - group.first_tile);
       __threadfence();
     }
