@@ -127,7 +127,7 @@ class Simulation:
             raise ExchangeError(f"messages of {sizes} bytes were said to be of one size")
         starts = list(accumulate(sizes, initial=0))[:-1]
         pairs = zip(self.participants, requests, strict=True)
-        sent = [np.array(request.message.on_host(participant.rank.device)) for participant, request in pairs]
+        sent = [request.message.on_host(participant.rank.device) for participant, request in pairs]
         messages = Messages(np.concatenate(sent), starts, sizes)
         self.bytes += costs.allgatherv_bytes(sizes, 0)
         self.clock += self.network.allgatherv(sizes)

@@ -11,24 +11,22 @@ import numpy as np
 import pytest
 from conftest import DEVICES
 from devices import handed, opened
+from test_device import gathered, one_group
 from worlds import whole
 
 from mpitopk import Layout, RandomK, Simulation, TopK
 from mpitopk.device import open_device
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.device.tiles import TILE, cut
+from mpitopk.errors import ExchangeError
 from mpitopk.plan import Plan, make_plan
 from mpitopk.typing import Array
+from mpitopk.wire import Message, Status, message_bytes
 
 needs_cuda = pytest.mark.skipif("cuda" not in DEVICES, reason="MPITOPK_TEST_DEVICES does not name cuda")
 
 N = 60_001
 REFERENCE = ReferenceDevice()
-RNG = np.random.default_rng(0)
-
-
-def one_group(n: int, k: int) -> Plan:
-    return Plan(np.array([[0, n, 0]]), np.array([k]))
 
 
 def truncated(x: Array) -> Array:
@@ -58,17 +56,19 @@ def select_both(on: Any, gradient: Array, residual: Array, plan: Plan) -> Array:
 
 
 SHAPES: dict[str, Any] = {
-    "normal": lambda: RNG.standard_normal(N),
-    "heavy tails": lambda: RNG.standard_cauchy(N),
-    "constant": lambda: np.full(N, -2.5),
-    "zeros": lambda: np.zeros(N),
-    "two values": lambda: RNG.choice([1.0, -3.0], N),
-    "few distinct": lambda: np.round(RNG.standard_normal(N) * 2),
-    "at the front": lambda: np.where(np.arange(N) < N // 50, 1e3 + np.arange(N), RNG.standard_normal(N)),
-    "at the end": lambda: np.where(np.arange(N) > N - N // 50, 1e3 + np.arange(N), RNG.standard_normal(N)),
-    "ascending": lambda: np.arange(N),
-    "subnormal": lambda: RNG.integers(0, 1000, N) * 1e-45,
-    "one large": lambda: np.where(np.arange(N) == 777, 1e30, RNG.standard_normal(N)),
+    "normal": lambda rng: rng.standard_normal(N),
+    "heavy tails": lambda rng: rng.standard_cauchy(N),
+    "constant": lambda _: np.full(N, -2.5),
+    "zeros": lambda _: np.zeros(N),
+    "two values": lambda rng: rng.choice([1.0, -3.0], N),
+    "few distinct": lambda rng: np.round(rng.standard_normal(N) * 2),
+    "at the front": lambda rng: np.where(np.arange(N) < N // 50, 1e3 + np.arange(N), rng.standard_normal(N)),
+    "at the end": lambda rng: np.where(
+        np.arange(N) > N - N // 50, 1e3 + np.arange(N), rng.standard_normal(N)
+    ),
+    "ascending": lambda _: np.arange(N),
+    "subnormal": lambda rng: rng.integers(0, 1000, N) * 1e-45,
+    "one large": lambda rng: np.where(np.arange(N) == 777, 1e30, rng.standard_normal(N)),
 }
 
 
@@ -77,10 +77,10 @@ SHAPES: dict[str, Any] = {
 @pytest.mark.parametrize("k", [1, 60, 600, 6000, N // 2, N - 1])
 def test_exact_for_any_data(shape: str, k: int) -> None:
     """Also step after step, with a floor that the last one has left."""
-    on, plan = opened("cuda", 1), one_group(N, k)
+    on, plan, rng = opened("cuda", 1), one_group(N, k), np.random.default_rng(k)
     residual = np.zeros(N, np.float32)
     for scale in (1, 1.2, 50) if k in (60, 600) else (1,):
-        gradient = (SHAPES[shape]() * scale).astype(np.float32)
+        gradient = (SHAPES[shape](rng) * scale).astype(np.float32)
         residual = select_both(on, gradient, residual, plan)
 
 
@@ -93,8 +93,8 @@ def test_segments_and_dense_pieces_anywhere(dtype: str, per_segment: bool) -> No
     layout = Layout({str(i): n for i, n in enumerate(lengths)})
     plan = make_plan(layout, 0.02, per_segment=per_segment, dense_below=100)
     on, residual = opened("cuda", 1), np.zeros(layout.size, np.float32)
-    for _ in range(3):
-        x = RNG.standard_normal(layout.size).astype(np.float32)
+    for step in range(3):
+        x = np.random.default_rng(step).standard_normal(layout.size).astype(np.float32)
         gradient = truncated(x) if dtype == "uint16" else x.astype(dtype)
         residual = select_both(on, gradient, residual, plan)
 
@@ -120,7 +120,7 @@ def misleading(n: int) -> Array:
     stride = n // lines
     jitter = np.arange(lines, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(8)
     starts = np.arange(lines) * stride + jitter % (stride - 8)
-    x = RNG.standard_normal(n).astype(np.float32) / 100
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32) / 100
     x[(starts[:, None] + np.arange(8)).ravel()] += 10
     return x
 
@@ -131,7 +131,7 @@ def test_a_sample_that_misleads_leads_to_a_full_selection() -> None:
     on, plan, zeros = opened("cuda", 1), one_group(N, 3000), np.zeros(N, np.float32)
     select_both(on, misleading(N), zeros, plan)
     assert on.fallbacks == 2
-    select_both(on, RNG.standard_normal(N).astype(np.float32), zeros, plan)
+    select_both(on, np.random.default_rng(0).standard_normal(N).astype(np.float32), zeros, plan)
     assert on.fallbacks == 2
 
 
@@ -139,7 +139,7 @@ def test_a_sample_that_misleads_leads_to_a_full_selection() -> None:
 @pytest.mark.parametrize("offset", [1, 2, 3])
 def test_a_gradient_that_is_not_aligned(offset: int) -> None:
     on, plan = opened("cuda", 1), one_group(N, 600)
-    x = RNG.standard_normal(N + 4).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal(N + 4).astype(np.float32)
     gradient = handed("cuda", x)[offset : offset + N]
     residual, out = (handed("cuda", np.zeros(N, np.float32)) for _ in range(2))
     indices, values = handed("cuda", np.zeros(600, np.uint32)), handed("cuda", np.zeros(600, np.float32))
@@ -161,6 +161,53 @@ def test_random_indices_are_those_of_the_reference(size: int) -> None:
         on.random_indices(plan, key, found)
         REFERENCE.random_indices(plan, key, expected)
         np.testing.assert_array_equal(found, expected)
+
+
+def sent(rng: Any, n: int, k: int, dense: int, dtype: str) -> Message:
+    """Return a message of k random entries out of n, and of dense ones."""
+    message = Message.blank(
+        np.empty(message_bytes(k, dense, np.dtype(dtype).itemsize), np.uint8), k, dense, dtype
+    )
+    message.indices[:] = np.sort(rng.choice(n, k, replace=False))
+    message.values[:] = rng.standard_normal(k + dense)
+    message.sign(Status.FINE, step=0, layout=0, arrival=0)
+    return message
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("ranks", "k"), [(1, 5000), (3, 700), (8, 0), (300, 3)])
+def test_merging_over_many_stretches(dtype: str, ranks: int, k: int) -> None:
+    """Also with dense pieces that begin, end or lie within a stretch, and with more ranks than threads."""
+    n, rng, on = 20_000, np.random.default_rng(0), opened("cuda", 1)
+    dense = np.array([[10, 12], [4000, 4100], [4150, 4151], [8190, 12_500], [19_999, 20_000]])
+    free = np.setdiff1d(np.arange(n), np.concatenate([np.arange(*row) for row in dense]))
+    messages = []
+    for rank in range(ranks):
+        message = sent(rng, free.size, k + rank % 2, int((dense[:, 1] - dense[:, 0]).sum()), dtype)
+        message.indices[:] = free[message.indices]
+        messages.append(message)
+    every, expected, out = gathered(*messages), np.empty(n, np.float32), np.empty(n, np.float32)
+    assert on.merge(every, dense, ranks, out) == REFERENCE.merge(every, dense, ranks, expected)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+    right = REFERENCE.merge_sparse(every, dense, ranks, n, "float32")
+    for mine, theirs in zip(on.merge_sparse(every, dense, ranks, n, "float32"), right, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@needs_cuda
+@pytest.mark.parametrize("indices", [[5, 5], [6, 5], [5, 10_000]])
+def test_a_message_with_wrong_indices_is_named_and_nothing_is_written(indices: list[int]) -> None:
+    rng, on = np.random.default_rng(0), opened("cuda", 1)
+    messages = [sent(rng, 10_000, 2, 0, "float32") for _ in range(4)]
+    messages[1].indices[:] = messages[3].indices[:] = indices
+    every, out = gathered(*messages), np.full(10_000, 7, np.float32)
+    none = np.empty((0, 2), np.int64)
+    with pytest.raises(ExchangeError, match="the message of rank 1 has indices"):
+        on.merge(every, none, 4, out)
+    assert (out == 7).all()
+    with pytest.raises(ExchangeError, match="the message of rank 1 has indices"):
+        on.merge_sparse(every, none, 4, 10_000, "float32")
 
 
 @needs_cuda

@@ -18,6 +18,7 @@ FEW_THREADS = [
     "test_cuda.py::test_exact_for_any_data[600-few distinct]",
     "test_cuda.py::test_a_sample_that_misleads_leads_to_a_full_selection",
     "test_cuda.py::test_random_indices_are_those_of_the_reference[8192]",
+    "test_cuda.py::test_merging_over_many_stretches[3-700-float32]",
     "test_device.py::test_messages_are_added_in_rank_order_from_zero[cuda]",
     "test_device.py::test_merging_counts_entries_once_and_keeps_zeros[cuda]",
     "test_device.py::test_nonfinite_entries_are_found[cuda-50-nan-float16]",

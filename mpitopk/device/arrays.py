@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,23 +49,27 @@ def _viewed(x: object, what: str) -> Array:
         ) from error
 
 
+def misfit(array: Any, layout: Layout) -> str | None:
+    """Return what is expected of a gradient that an array, NumPy's or CuPy's, is not."""
+    if array.dtype != layout.storage:
+        hint = " (view the bits of bfloat16 as uint16)" if layout.dtype == "bfloat16" else ""
+        return f"dtype {layout.storage}, got {array.dtype}{hint}"
+    if array.ndim != 1:
+        return f"one dimension, got shape {array.shape}: flatten it with reshape(-1)"
+    if array.size != layout.size:
+        return f"{layout.size} entries, got {array.size}"
+    if not array.flags.c_contiguous:
+        return f"contiguous entries, got a stride of {array.strides[0]} bytes: make a copy"
+    return None
+
+
 def flat_gradient(x: object, layout: Layout, *, writable: bool) -> Array:
     """Return the gradient as a flat array that fits the layout, or say why it does not."""
     array = host_array(x, "the gradient")
-    problem = None
-    if array.dtype != layout.storage:
-        problem = f"dtype {layout.storage}, got {array.dtype}"
-        if layout.dtype == "bfloat16":
-            problem += " (view the bits of bfloat16 as uint16)"
-    elif array.ndim != 1:
-        problem = f"one dimension, got shape {array.shape}: flatten it with reshape(-1)"
-    elif array.size != layout.size:
-        problem = f"{layout.size} entries, got {array.size}"
-    elif not array.flags.c_contiguous:
-        problem = f"contiguous entries, got a stride of {array.strides[0]} bytes: make a copy"
-    elif not array.flags.aligned or not array.dtype.isnative:
+    problem = misfit(array, layout)
+    if not problem and not (array.flags.aligned and array.dtype.isnative):
         problem = "aligned entries in native byte order: make a copy"
-    elif writable and not array.flags.writeable:
+    if not problem and writable and not array.flags.writeable:
         problem = 'a writable array, since nonfinite="zero" sets entries to zero'
     if problem:
         raise GradientError(f"expected a gradient with {problem}")

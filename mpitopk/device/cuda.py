@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpitopk.device.arrays import host_array
+from mpitopk.device.arrays import host_array, misfit
 from mpitopk.device.base import Device
 from mpitopk.device.launch import (
     GRADIENTS,
@@ -152,17 +152,10 @@ class CudaDevice(Device):
                     f"the gradient is a {type(x).__name__} that cannot be viewed as an array on a GPU "
                     f"({error}): give a CuPy array, or make the runtime with device='host'"
                 ) from error
-        problem = None
-        if x.device.id != cupy.cuda.Device().id:
-            problem = f"memory of GPU {cupy.cuda.Device().id}, got GPU {x.device.id}"
-        elif x.dtype != layout.storage:
-            problem = f"dtype {layout.storage}, got {x.dtype}"
-        elif x.ndim != 1:
-            problem = f"one dimension, got shape {x.shape}: flatten it with reshape(-1)"
-        elif x.size != layout.size:
-            problem = f"{layout.size} entries, got {x.size}"
-        elif not x.flags.c_contiguous:
-            problem = "contiguous entries: make a copy"
+        here = cupy.cuda.Device().id
+        problem = misfit(x, layout)
+        if x.device.id != here:
+            problem = f"memory of GPU {here}, got GPU {x.device.id}"
         if problem:
             raise GradientError(f"expected a gradient with {problem}")
         return x
@@ -187,23 +180,22 @@ class CudaDevice(Device):
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
     ) -> bool:
-        return self._select(gradient, residual, out, plan, indices, values)
+        finite, missed = self._selector_for(plan).run(gradient, residual, out, indices, values)
+        self._fallbacks += missed
+        return finite
 
     def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
-        return self._select(x, None, None, plan, indices, values)
-
-    def _select(self, gradient: Array, residual: Array | None, out: Array | None, *rest: Any) -> bool:
-        plan, indices, values = rest
-        if self._selector is None or self._selector.plan is not plan:
-            self._selector = Selector(plan)
-        finite, missed = self._selector.run(gradient, residual, out, indices, values)
+        finite, missed = self._selector_for(plan).run(x, None, None, indices, values)
         self._fallbacks += missed
         return finite
 
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
+        self._selector_for(plan).draw(key, out)
+
+    def _selector_for(self, plan: Plan) -> Selector:
         if self._selector is None or self._selector.plan is not plan:
             self._selector = Selector(plan)
-        self._selector.draw(key, out)
+        return self._selector
 
     def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
         k = indices.size

@@ -65,6 +65,21 @@ __global__ void __launch_bounds__(THREADS) check(const unsigned char* buffer, co
   }
 }
 
+// The first dense piece that ends after entry i.
+__device__ inline int first_piece(const Messages& all, long long i) {
+  int first = 0;
+  int last = all.n_pieces;
+  while (first < last) {
+    const int middle = (first + last) / 2;
+    if (all.pieces[3 * middle + 1] <= i) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first;
+}
+
 // Sum what the messages hold of entries start to start + STRETCH, by all threads of the block.
 template <class V>
 __device__ inline void sum_stretch(const Messages& all, long long start, long long n, float* sum, unsigned char* held) {
@@ -75,6 +90,7 @@ __device__ inline void sum_stretch(const Messages& all, long long start, long lo
   }
   __syncthreads();
   __shared__ long long first[THREADS], last[THREADS];
+  const int piece_here = first_piece(all, start);
   for (int base = 0; base < all.ranks; base += THREADS) {
     const int mine = base + static_cast<int>(threadIdx.x);
     if (mine < all.ranks) {
@@ -91,7 +107,7 @@ __device__ inline void sum_stretch(const Messages& all, long long start, long lo
         sum[at] = __fadd_rn(sum[at], widen(message.values[i]));
         held[at] = 1;
       }
-      for (int p = 0; p < all.n_pieces; ++p) {
+      for (int p = piece_here; p < all.n_pieces && all.pieces[3 * p] < stop; ++p) {
         const long long* piece = all.pieces + 3 * p;
         const long long from = max(start, piece[0]);
         const long long to = min(stop, piece[1]);

@@ -51,6 +51,10 @@ struct Listed {
   int tile;
 };
 
+// Python allocates these.
+static_assert(sizeof(Tile) == 24 && sizeof(Group) == 24 && sizeof(Found) == 20 && sizeof(State) == 40);
+static_assert(sizeof(Gathered) == 16 && sizeof(Status) == 12 && sizeof(Listed) == 8 && TILE == 4096);
+
 struct Bin {
   unsigned index;
   unsigned above;  // entries in higher bins
