@@ -84,8 +84,7 @@ class Participant:
         if self.failure:
             status = Status.FAILED
         if isinstance(request, Allgatherv):
-            step, layout = self.rank.step, self.rank.layout.digest
-            request.message.sign(status, step=step, layout=layout, arrival=arrival)
+            request.message.sign(status, self.rank.step, arrival)
         elif status is not Status.FINE and request.values.size:
             request.values[0] = np.nan
 

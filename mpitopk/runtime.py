@@ -111,7 +111,7 @@ class Runtime:
         self.layout = layout
         self.scheme = scheme
         self._device = self._participant.rank.device
-        transport.host_memory = self._device.host_memory
+        transport.serve(self._device)
         self._exchange = Exchange(self._participant, transport, self._trace, self._metrics)
         self._trace.instrument(self._device)
         self._trace.offset = transport.clock_offset(self._trace.now)

@@ -17,6 +17,7 @@ from mpitopk.agreement import Report, verdict
 from mpitopk.collectives import Allgatherv, Allreduce, Collective
 from mpitopk.costs import Network
 from mpitopk.device import open_device
+from mpitopk.device.base import Device
 from mpitopk.errors import ConfigError, ExchangeError
 from mpitopk.layout import Layout
 from mpitopk.participant import Participant
@@ -127,20 +128,24 @@ class Simulation:
             raise ExchangeError(f"messages of {sizes} bytes were said to be of one size")
         starts = list(accumulate(sizes, initial=0))[:-1]
         pairs = zip(self.participants, requests, strict=True)
-        sent = [request.message.on_host(participant.rank.device) for participant, request in pairs]
+        sent = [_staged(p.rank.device, r.message.buffer, r.message.head) for p, r in pairs]
         messages = Messages(np.concatenate(sent), starts, sizes)
         self.bytes += costs.allgatherv_bytes(sizes, 0)
         self.clock += self.network.allgatherv(sizes)
         pairs = zip(self.participants, requests, strict=True)
         fine = all(participant.accepts(request, messages) for participant, request in pairs)
-        return [messages.on(participant.rank.device) for participant in self.participants] if fine else None
+        if not fine:
+            return None
+        devices = [participant.rank.device for participant in self.participants]
+        buffers = [device.unstaged(messages.buffer) for device in devices]
+        return [Messages(buffer, starts, sizes, messages.words) for buffer in buffers]
 
     def _allreduce(self, requests: list[Allreduce]) -> list[Array] | None:
         devices = [participant.rank.device for participant in self.participants]
-        total = np.array(devices[0].staged(requests[0].values))
+        total = np.array(_staged(devices[0], requests[0].values))
         with np.errstate(over="ignore", invalid="ignore"):
             for device, request in zip(devices[1:], requests[1:], strict=True):
-                total += device.staged(request.values)
+                total += _staged(device, request.values)
         self.bytes += costs.allreduce_bytes(total.nbytes, len(requests))
         self.clock += self.network.allreduce(total.nbytes, len(requests))
         pairs = zip(devices, requests, strict=True)
@@ -169,3 +174,9 @@ class Simulation:
         step = state.agree([state.read(participant, theirs) for participant, theirs in pairs])
         for participant, theirs in pairs:
             state.apply(participant, theirs, step)
+
+
+def _staged(device: Device, x: Array, head: memoryview | None = None) -> Array:
+    staged = device.staged(x, head)
+    device.settle()
+    return staged

@@ -6,6 +6,7 @@ The timeline is in the trace event format that Perfetto (ui.perfetto.dev) and ch
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -58,18 +59,20 @@ class Range:
         self._name = name
         self._attributes = trace.attributes(name)
 
-    def __enter__(self) -> None:
-        domain = self._trace.domain
-        if domain is not None:
-            domain.push_range(self._attributes)
-        self._start = perf_counter_ns()
+    def __enter__(self) -> int:
+        """Begin; return the time in ns of the clock that all ranks share."""
+        trace = self._trace
+        if trace.domain is not None:
+            trace.domain.push_range(self._attributes)
+        self._start = start = perf_counter_ns() + trace.offset
+        return start
 
     def __exit__(self, *_: object) -> None:
         stop = perf_counter_ns()
         trace = self._trace
         if trace.domain is not None:
             trace.domain.pop_range()
-        trace.add(self._name, self._start + trace.offset, stop + trace.offset)
+        trace.add(self._name, self._start, stop + trace.offset)
 
 
 class Trace:
@@ -89,7 +92,7 @@ class Trace:
     """
 
     def __init__(self, *, timeline: bool = False) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.offset = 0
         self.step = 0
         self.events: list[Event] | None = [] if timeline else None
@@ -118,13 +121,13 @@ class Trace:
 
     def add(self, name: str, start: int, stop: int) -> None:
         """Record a stretch of time that has passed."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + (stop - start) * 1e-9
+        self.seconds[name] += (stop - start) * 1e-9
         if self.events is not None:
             self.events.append(Event(name, start, stop, self.step))
 
     def exchanged(self, arrival: int, slowest: int) -> None:
         """Split an exchange that has just ended into waiting for the slowest rank and transfer."""
-        stop = self.now()
+        stop = perf_counter_ns() + self.offset
         slowest = min(max(slowest, arrival), stop)
         self.add("wait", arrival, slowest)
         self.add("transfer", slowest, stop)

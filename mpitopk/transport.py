@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ConfigError, ExchangeError
 from mpitopk.wire import Messages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mpitopk.device.base import Device
     from mpitopk.typing import Array, Bytes
+    from mpitopk.wire import Message
 
 LIMIT = 1 << 30
 FAILED = -1
@@ -51,12 +54,17 @@ class Transport:
             raise ConfigError(f"comm is {comm!r}: give an mpi4py communicator, such as MPI.COMM_WORLD")
         self._comm = comm.Dup()
         self._limit = limit
-        self._received = Messages(np.empty(0, np.uint8), [], [])
-        self.host_memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)
-        self._room: Bytes = np.empty(0, np.uint8)
-        self._staged: Bytes = np.empty(0, np.uint8)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self.serve(ReferenceDevice())
+
+    def serve(self, device: Device) -> None:
+        """Exchange what is in the memory of this device, from now on."""
+        self._device = device
+        self._on_host = device.on_host
+        self._settle = device.settle
+        self._room = self._staged = device.exchange_memory(0)
+        self._received = Messages(self._room, [], [])
 
     def place(self) -> tuple[int, int]:
         """Return this rank's number among those of its node, and its share of their processors."""
@@ -82,17 +90,28 @@ class Transport:
         self._comm.Allgather(np.array([mine], np.int64), every)
         return [int(size) for size in every]
 
-    def allgatherv(self, sent: Bytes, sizes: list[int]) -> Messages:
+    def allgatherv(self, message: Message, sizes: list[int]) -> Messages:
         """Gather the messages of all ranks, of the given sizes; valid until the next exchange.
 
         Where they are of one size it is an allgather, for which MPI libraries have quicker algorithms.
         """
+        sent = message.buffer if self._on_host else self._device.staged(message.buffer, message.head)
+        received = self.gather_bytes(sent, sizes)
+        if self._on_host:
+            return received
+        device = self._device
+        heads = received.words if isinstance(received.buffer, np.ndarray) else device.heads(received)
+        return Messages(device.unstaged(received.buffer), received.starts, sizes, heads)
+
+    def gather_bytes(self, sent: Bytes, sizes: list[int]) -> Messages:
+        """Gather bytes that MPI can read, of the given sizes, to where it can write."""
         if sizes != self._received.sizes:
             self._received = self._room_for(sizes)
         received = self._received
+        self._settle()
         if received.buffer.size > self._limit:
             self._allgatherv_in_rounds(sent, received)
-        elif sizes.count(sizes[0]) == len(sizes):
+        elif received.equal:
             self._comm.Allgather(sent, received.buffer)
         else:
             self._comm.Allgatherv(sent, [received.buffer, (sizes, received.starts)])
@@ -106,6 +125,7 @@ class Transport:
             for start, count, target in zip(starts, counts, received.starts, strict=False):
                 at = target + offset
                 received.buffer[at : at + count] = self._staged[start : start + count]
+            self._settle()
 
     def _room_for(self, sizes: list[int]) -> Messages:
         """Return where messages arrive. All ranks grow together, so that none fails alone."""
@@ -117,8 +137,8 @@ class Transport:
     def _grow(self, total: int) -> None:
         failure = None
         try:
-            room = self.host_memory(total)
-            staged = self.host_memory(self._limit if total > self._limit else 0)
+            room = self._device.exchange_memory(total)
+            staged = self._device.exchange_memory(self._limit if total > self._limit else 0)
         except MemoryError as error:
             failure = f"rank {self.rank} has no memory for {total} bytes of messages: {error}"
         failures = [text for text in self.gather_objects(failure) if text]
@@ -130,8 +150,12 @@ class Transport:
         """Write the sum over the ranks to `total`, which may be `values`."""
         from mpi4py import MPI
 
-        for part in self._parts(values):
-            self._comm.Allreduce(MPI.IN_PLACE if values is total else values[part], total[part])
+        sent = self._device.staged(values)
+        to = total if sent is values else sent
+        self._settle()
+        for part in self._parts(sent):
+            self._comm.Allreduce(MPI.IN_PLACE if sent is to else sent[part], to[part])
+        self._device.unstaged(to, total)
 
     def broadcast(self, array: Array, root: int) -> None:
         """Copy the root's bytes to all other ranks."""

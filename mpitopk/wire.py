@@ -19,24 +19,26 @@ bytes    field
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from mpitopk.errors import ExchangeError
 
 if TYPE_CHECKING:
-    from mpitopk.device.base import Device
-    from mpitopk.typing import Array, Bytes
+    from mpitopk.typing import Array
 
 MAGIC = int.from_bytes(b"mTk1", "little")
 HEADER = Struct("<IBBHqqQq")
-COUNT, ARRIVAL = 2, 4  # which word
-STATUS_AT, ITEMSIZE_AT = 4, 5  # which byte
+STEP, COUNT, ARRIVAL = 1, 2, 4  # which word
+STATUS_AT = 4  # which byte
+
+
+Heads: TypeAlias = tuple[memoryview, list[int]]
 
 
 class Status(IntEnum):
@@ -105,34 +107,28 @@ class Message:
         )
 
     @classmethod
-    def blank(cls, buffer: Array, count: int, dense: int, dtype: str) -> Message:
-        """Return a message of zeros in the given buffer, its header begun."""
+    def blank(cls, buffer: Array, count: int, dense: int, dtype: str, layout: int = 0) -> Message:
+        """Return a message of zeros in the given buffer, its header begun; `layout`: its digest."""
         message = cls.parse(buffer, count, dense, dtype)
         message.buffer.fill(0)
-        message.sign(Status.FINE, step=0, layout=0, arrival=0)
+        HEADER.pack_into(message.head, 0, MAGIC, Status.FINE, message.values.itemsize, 0, 0, count, layout, 0)
         return message
 
-    def sign(self, status: Status, *, step: int, layout: int, arrival: int) -> None:
-        """Write the header."""
-        form = self.values.itemsize, 0, step, self.indices.size
-        HEADER.pack_into(self.head, 0, MAGIC, status, *form, layout, arrival)
+    def sign(self, status: Status, step: int, arrival: int) -> None:
+        """Write to the header what changes from step to step."""
+        words = self.words
+        words[STEP], words[ARRIVAL] = step, arrival
+        self.head[STATUS_AT] = status
 
     @cached_property
     def words(self) -> memoryview:
         """The header, in signed words of 8 bytes."""
         return self.head.cast("q")
 
-    def on_host(self, device: Device) -> Bytes:
-        """Return the whole message in host memory, once all work on it is done."""
-        sent = device.staged(self.buffer)
-        if sent is not self.buffer:
-            sent[: HEADER.size] = np.frombuffer(self.head, np.uint8)
-        return sent
-
     @property
     def alone(self) -> Messages:
         """The messages of a group that has this one only."""
-        return Messages(self.buffer, [0], [self.buffer.size], self.head)
+        return Messages(self.buffer, [0], [self.buffer.size], (self.words, [0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,58 +142,54 @@ class Messages:
         Where each message begins, in bytes; multiples of 8.
     sizes : list of int
         Bytes of each message.
-    heads : memoryview, optional
-        Host memory in which headers lie as in the buffer, if that is elsewhere.
+    heads : (memoryview of signed words of 8 bytes, list of int), optional
+        Host memory with the headers, and at which word each begins, if the buffer is elsewhere.
     """
 
     buffer: Array
     starts: list[int]
     sizes: list[int]
-    heads: memoryview | None = None
+    heads: Heads | None = None
 
     @cached_property
-    def view(self) -> memoryview:
-        """The buffer, for `struct`."""
-        return self.buffer.data if self.heads is None else self.heads
+    def equal(self) -> bool:
+        """Whether all are of one size."""
+        return len(set(self.sizes)) == 1
 
-    def on(self, device: Device) -> Messages:
-        """Return the messages where the device can read them."""
-        buffer = device.unstaged(self.buffer)
-        return self if buffer is self.buffer else replace(self, buffer=buffer, heads=self.view)
+    @cached_property
+    def words(self) -> Heads:
+        """Signed words of 8 bytes in host memory, and at which of them each header begins."""
+        return self.heads or (self.buffer.data.cast("q"), [start >> 3 for start in self.starts])
 
     @property
     def headers(self) -> list[Header]:
         """The headers of all ranks."""
-        return [Header(*HEADER.unpack_from(self.view, start)) for start in self.starts]
-
-    @cached_property
-    def words(self) -> memoryview:
-        """The buffer, in signed words of 8 bytes."""
-        return self.view.cast("q")
+        words, begins = self.words
+        return [Header(*HEADER.unpack_from(words, 8 * at)) for at in begins]
 
     @property
     def latest(self) -> int:
         """When the last rank came to the exchange."""
-        words = self.words
-        return max([words[(start >> 3) + ARRIVAL] for start in self.starts])
+        words, begins = self.words
+        return max([words[at + ARRIVAL] for at in begins])
 
     @property
     def counts(self) -> list[int]:
         """Entries with an index, of each message."""
-        words = self.words
-        return [words[(start >> 3) + COUNT] for start in self.starts]
+        words, begins = self.words
+        return [words[at + COUNT] for at in begins]
 
     @property
     def itemsize(self) -> int:
         """Bytes of a value."""
-        return self.view[ITEMSIZE_AT]
+        return self.headers[0].itemsize
 
     def all_fine(self, own: Message, *, layout: int, step: int) -> bool:
         """Return whether all ranks can go on.
 
         Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
         """
-        if self.sizes.count(own.buffer.size) == len(self.sizes) and self._like(own):
+        if self.equal and self._like(own):
             return own.head[STATUS_AT] == Status.FINE
         headers = self.headers
         for rank, header in enumerate(headers):
@@ -206,12 +198,8 @@ class Messages:
 
     def _like(self, own: Message) -> bool:
         """Return whether all headers are the own one, but for the arrival."""
-        words, mine = self.words, own.words[:ARRIVAL]
-        for start in self.starts:
-            at = start >> 3
-            if words[at : at + ARRIVAL] != mine:
-                return False
-        return True
+        (words, begins), mine = self.words, own.words[:ARRIVAL]
+        return all(words[at : at + ARRIVAL] == mine for at in begins)
 
     def _check(self, rank: int, header: Header, own: Message, layout: int, step: int) -> None:
         dense, itemsize = own.values.size - own.indices.size, own.values.itemsize

@@ -91,14 +91,15 @@ def gathered(device: Any, plan: Any, size: int) -> Messages:
     """Return the messages of eight ranks."""
     nbytes = message_bytes(plan.total, 0, 4)
     buffer = device.empty(RANKS * nbytes, "uint8")
-    heads = bytearray(RANKS * nbytes)
+    heads, starts = bytearray(RANKS * nbytes), [rank * nbytes for rank in range(RANKS)]
     for rank in range(RANKS):
         part = slice(rank * nbytes, (rank + 1) * nbytes)
         message = Message.blank(buffer[part], plan.total, 0, "float32")
         device.select(draw(size, rank), plan, message.indices, message.values)
-        message.sign(Status.FINE, step=0, layout=0, arrival=0)
+        message.sign(Status.FINE, 0, 0)
         heads[part.start : part.start + len(message.head)] = message.head
-    return Messages(buffer, [rank * nbytes for rank in range(RANKS)], [nbytes] * RANKS, memoryview(heads))
+    words = memoryview(heads).cast("q"), [start >> 3 for start in starts]
+    return Messages(buffer, starts, [nbytes] * RANKS, words)
 
 
 def ours(device: Any, size: int, density: float, dtype: str) -> dict[str, Callable[[], object]]:

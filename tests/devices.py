@@ -94,7 +94,7 @@ class Mirrored:
         if isinstance(x, np.ndarray):
             return self._device.from_host(x)
         if isinstance(x, Messages):
-            return Messages(self._device.from_host(x.buffer), x.starts, x.sizes, x.view)
+            return Messages(self._device.from_host(x.buffer), x.starts, x.sizes, x.words)
         if isinstance(x, Message):
             room = self._device.from_host(x.buffer)
             dense = x.values.size - x.indices.size

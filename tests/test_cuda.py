@@ -170,7 +170,7 @@ def sent(rng: Any, n: int, k: int, dense: int, dtype: str) -> Message:
     )
     message.indices[:] = np.sort(rng.choice(n, k, replace=False))
     message.values[:] = rng.standard_normal(k + dense)
-    message.sign(Status.FINE, step=0, layout=0, arrival=0)
+    message.sign(Status.FINE, 0, 0)
     return message
 
 

@@ -138,7 +138,7 @@ def sent(indices: list[int], values: list[float], dense: int = 0, dtype: str = "
     size = message_bytes(len(indices), dense, np.dtype(dtype).itemsize)
     message = Message.blank(np.empty(size, np.uint8), len(indices), dense, dtype)
     message.indices[:], message.values[:] = indices, values
-    message.sign(Status.FINE, step=0, layout=0, arrival=0)
+    message.sign(Status.FINE, 0, 0)
     return message
 
 

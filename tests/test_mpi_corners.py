@@ -110,7 +110,7 @@ def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
-            patch.setattr(world.runtime._transport, "host_memory", short)
+            patch.setattr(world.runtime._device, "exchange_memory", short)
         match = f"rank {comm.size - 1} has no memory for .* bytes of messages"
         raises_together(comm, ExchangeError, match, lambda: world.runtime.allreduce(mine))
     assert all(map(bodies.same, before, world.residuals()))
@@ -156,10 +156,10 @@ def test_messages_of_unequal_sizes(comm: Any, limit: int | None) -> None:
         count = counts[comm.rank]
         message = Message.blank(np.empty(message_bytes(count, 1, 4), np.uint8), count, 1, "float32")
         message.indices[:], message.values[:] = range(count), comm.rank
-        message.sign(Status.FINE, step=0, layout=0, arrival=comm.rank)
+        message.sign(Status.FINE, 0, comm.rank)
         sizes = transport.sizes(message.buffer.size)
         assert sizes == [message_bytes(c, 1, 4) for c in counts]
-        messages = transport.allgatherv(message.buffer, sizes)
+        messages = transport.allgatherv(message, sizes)
         assert messages.counts == counts
         assert messages.latest == comm.size - 1
         for rank, (indices, values) in enumerate(messages.parts(np.array([[0, 1]]))):

@@ -273,7 +273,7 @@ def gathered(n: int, ranks: int, wire: str, dense: Array, seed: int) -> Messages
         message = Message.blank(np.empty(size, np.uint8), count, further, wire)
         message.indices[:] = np.sort(rng.choice(n, count, replace=False))
         message.values[:] = rng.standard_normal(count + further)
-        message.sign(Status.FINE, step=0, layout=0, arrival=0)
+        message.sign(Status.FINE, 0, 0)
         buffers.append(message.buffer)
     starts = np.cumsum([0, *[b.size for b in buffers]])[:-1].tolist()
     return Messages(np.concatenate(buffers), starts, [b.size for b in buffers])

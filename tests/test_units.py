@@ -98,10 +98,10 @@ def test_a_plan_covers_the_buffer(lengths: list[int], density: float, each: bool
 def test_messages_read_as_they_were_written(count: int, dense: int, dtype: str) -> None:
     size = message_bytes(count, dense, np.dtype(dtype).itemsize)
     assert size % 8 == 0
-    message = Message.blank(np.empty(size, np.uint8), count, dense, dtype)
+    message = Message.blank(np.empty(size, np.uint8), count, dense, dtype, 2**64 - 1)
     message.indices[:] = np.arange(count)
     message.values[:] = np.arange(count + dense)
-    message.sign(Status.FINE, step=3, layout=2**64 - 1, arrival=-5)
+    message.sign(Status.FINE, 3, -5)
     every = Messages(np.concatenate([message.buffer] * 2), [0, size], [size] * 2)
     assert every.all_fine(message, layout=2**64 - 1, step=3)
     assert every.latest == -5
@@ -114,8 +114,8 @@ def test_messages_read_as_they_were_written(count: int, dense: int, dtype: str) 
 
 def two_messages() -> tuple[Message, Messages]:
     size = message_bytes(3, 0, 4)
-    message = Message.blank(np.empty(size, np.uint8), 3, 0, "float32")
-    message.sign(Status.FINE, step=1, layout=7, arrival=0)
+    message = Message.blank(np.empty(size, np.uint8), 3, 0, "float32", 7)
+    message.sign(Status.FINE, 1, 0)
     return message, Messages(np.concatenate([message.buffer] * 2), [0, size], [size] * 2)
 
 
@@ -137,7 +137,7 @@ def test_a_status_is_seen(status: Status, who: list[int]) -> None:
     for rank in who:
         every.buffer[every.starts[rank] + 4] = status
     if who == [0, 1]:
-        message.sign(status, step=1, layout=7, arrival=0)
+        message.sign(status, 1, 0)
     assert not every.all_fine(message, layout=7, step=1)
 
 

@@ -79,6 +79,8 @@ def flat_gradient(x: object, layout: Layout, *, writable: bool) -> Array:
 class HostMemoryDevice(Device):
     """A device whose arrays are NumPy's, so that nothing need be copied for MPI or for the user."""
 
+    on_host = True
+
     def gradient(self, x: object, layout: Layout, *, writable: bool) -> Array:
         return flat_gradient(x, layout, writable=writable)
 
@@ -94,10 +96,13 @@ class HostMemoryDevice(Device):
     def restore(self, x: object, mirror: Array) -> None:
         pass
 
-    def host_memory(self, nbytes: int) -> Bytes:
+    def exchange_memory(self, nbytes: int) -> Bytes:
         return np.empty(nbytes, np.uint8)
 
-    def staged(self, x: Array) -> Array:
+    def settle(self) -> None:
+        pass
+
+    def staged(self, x: Array, head: memoryview | None = None) -> Array:  # noqa: ARG002 (it is there)
         return x
 
     def unstaged(self, x: Array, out: Array | None = None) -> Array:

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from mpitopk.layout import Layout
     from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
-    from mpitopk.wire import Message, Messages
+    from mpitopk.wire import Heads, Message, Messages
 
 
 class Device(ABC):
     """Where the gradient lives."""
 
     name: str
+    on_host: bool
+    """Whether its arrays are NumPy's."""
 
     @property
     def fallbacks(self) -> int:
@@ -62,14 +64,18 @@ class Device(ABC):
         """Write what was changed in the mirror of an array back to it."""
 
     @abstractmethod
-    def host_memory(self, nbytes: int) -> Bytes:
-        """Return a buffer in host memory that goes fast to and from the device."""
+    def exchange_memory(self, nbytes: int) -> Bytes:
+        """Return a buffer that MPI can read and write; raise `MemoryError` if there is no memory for it."""
 
     @abstractmethod
-    def staged(self, x: Array) -> Array:
-        """Return an array, once all work on it is done, as one that MPI can read: itself, or a copy.
+    def settle(self) -> None:
+        """Wait until all work on arrays of this device is done, so that MPI may read and write them."""
 
-        Valid until the next call.
+    @abstractmethod
+    def staged(self, x: Array, head: memoryview | None = None) -> Array:
+        """Return an array as one that MPI can read once work has settled: itself, or a copy.
+
+        A copy begins with the bytes of `head`. It is valid until the next call.
         """
 
     @abstractmethod
@@ -78,6 +84,10 @@ class Device(ABC):
 
         Without `out` it is valid until the next such call.
         """
+
+    def heads(self, messages: Messages) -> Heads:
+        """Return the headers of messages in host memory; only a device asks that MPI writes to directly."""
+        return messages.words
 
     @abstractmethod
     def finite(self, x: Array) -> bool:

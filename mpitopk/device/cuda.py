@@ -12,27 +12,24 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpitopk.device.arrays import host_array, misfit
-from mpitopk.device.base import Device
+from mpitopk.device.gpu_memory import GpuMemoryDevice
 from mpitopk.device.launch import (
     GRADIENTS,
     THREADS,
     VALUES,
     Array,
-    allocate,
     clear,
     launch,
     processors,
     value,
 )
 from mpitopk.device.selector import Selector
-from mpitopk.errors import DeviceError, GradientError
+from mpitopk.errors import DeviceError
+from mpitopk.wire import HEADER
 
 if TYPE_CHECKING:
-    from mpitopk.layout import Layout
     from mpitopk.plan import Plan
-    from mpitopk.typing import Bytes
-    from mpitopk.wire import Message, Messages
+    from mpitopk.wire import Heads, Message, Messages
 
 OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
@@ -65,20 +62,20 @@ def use_device_of(local_rank: int) -> int:
     return int(cupy.cuda.Device().id)
 
 
-class CudaDevice(Device):
+class CudaDevice(GpuMemoryDevice):
     """The current GPU. Computes in float32."""
 
     name = "cuda"
 
     def __init__(self) -> None:
+        super().__init__()
         self._selector: Selector | None = None
         self._fallbacks = 0
         self._pieces: tuple[Array, Array] | None = None
-        self._places: tuple[tuple[list[int], list[int]], tuple[Array, Array]] | None = None
+        self._uploaded: dict[str, tuple[list[int], Array]] = {}
+        self._heads = self.empty(0, "uint8")
         self._merged = self.empty(0, "uint32"), self.empty(0, "float32")
         self._sizes = self.empty(0, "uint32")
-        self._sent: Bytes = np.empty(0, np.uint8)
-        self._received = self.empty(0, "uint8")
 
     @property
     def fallbacks(self) -> int:
@@ -96,69 +93,6 @@ class CudaDevice(Device):
     def _cleared(self) -> tuple[Array, Array]:
         clear(self._result)
         return self._result[:4].view("uint32"), self._result[8:].view("uint64")
-
-    def empty(self, size: int, dtype: str) -> Array:
-        if np.dtype(dtype) == "float64":
-            raise DeviceError("a GPU is not used with float64: give another dtype, or take device='host'")
-        return allocate(size, dtype)
-
-    def zeros(self, size: int, dtype: str) -> Array:
-        x = self.empty(size, dtype)
-        clear(x)
-        return x
-
-    def from_host(self, x: Array) -> Array:
-        return cupy.asarray(x)
-
-    def mirror(self, x: Any, what: str) -> Array:
-        return cupy.asnumpy(x) if isinstance(x, cupy.ndarray) else host_array(x, what)
-
-    def restore(self, x: Any, mirror: Array) -> None:
-        if isinstance(x, cupy.ndarray):
-            x.set(mirror)
-
-    def host_memory(self, nbytes: int) -> Bytes:
-        return np.frombuffer(cupy.cuda.alloc_pinned_memory(max(1, nbytes)), np.uint8, nbytes)
-
-    def staged(self, x: Array) -> Array:
-        if self._sent.size < x.nbytes:
-            self._sent = self.host_memory(x.nbytes)
-        to = self._sent[: x.nbytes].view(x.dtype)
-        if x.size:
-            x.get(out=to)
-        return to
-
-    def unstaged(self, x: Array, out: Array | None = None) -> Array:
-        if out is None:
-            if self._received.nbytes < x.nbytes:
-                self._received = self.empty(x.nbytes, "uint8")
-            out = self._received[: x.nbytes].view(x.dtype)
-        if x.size:
-            out.set(x)
-        return out
-
-    def overlap(self, x: Array, y: Array) -> bool:
-        first, second = sorted([(x.data.ptr, x.nbytes), (y.data.ptr, y.nbytes)])
-        return bool(first[0] + first[1] > second[0] and min(x.nbytes, y.nbytes) > 0)
-
-    def gradient(self, x: Any, layout: Layout, *, writable: bool) -> Array:  # noqa: ARG002 (all are)
-        if not isinstance(x, cupy.ndarray):
-            try:
-                if not hasattr(x, "__cuda_array_interface__"):
-                    raise TypeError("it is in host memory, or no array")
-                x = cupy.asarray(x)
-            except Exception as error:  # whatever a foreign array may raise
-                raise GradientError(
-                    f"the gradient is a {type(x).__name__} that cannot be viewed as an array on a GPU "
-                    f"({error}): give a CuPy array, or make the runtime with device='host'"
-                ) from error
-        here = cupy.cuda.Device().id
-        problem = misfit(x, layout)
-        if x.device.id != here:
-            problem = f"memory of GPU {here}, got GPU {x.device.id}"
-        if problem:
-            raise GradientError(f"expected a gradient with {problem}")
-        return x
 
     def finite(self, x: Array) -> bool:
         flag, _ = self._cleared()
@@ -239,6 +173,23 @@ class CudaDevice(Device):
         launch("divide", self._blocks(x.size), x, np.int64(x.size), np.float32(divisor), flag)
         return value(flag) == 0
 
+    def heads(self, messages: Messages) -> Heads:
+        ranks = len(messages.starts)
+        if self._heads.size != ranks * HEADER.size:
+            self._heads = self.empty(ranks * HEADER.size, "uint8")
+        starts = self._on_gpu("starts", messages.starts)
+        launch("heads", 1, messages.buffer, starts, np.int32(ranks), self._heads)
+        words = memoryview(cupy.asnumpy(self._heads)).cast("q")
+        return words, list(range(0, len(words), len(words) // ranks))
+
+    def _on_gpu(self, name: str, numbers: list[int]) -> Array:
+        """Return the numbers of that name, uploaded where they have changed."""
+        known, there = self._uploaded.get(name, (None, None))
+        if known != numbers:
+            there = self.from_host(np.array(numbers, np.int64))
+            self._uploaded[name] = numbers, there
+        return there
+
     def _dense(self, dense: Array) -> tuple[Array, np.int32]:
         """Return rows (start, stop, position among the dense values) on the GPU."""
         if self._pieces is None or self._pieces[0] is not dense:
@@ -249,13 +200,10 @@ class CudaDevice(Device):
 
     def _checked(self, messages: Messages, dense: Array, size: int) -> tuple[tuple[Any, ...], Array, Array]:
         """Let the GPU check the indices; return where messages are, and where it reports."""
-        known = messages.starts, messages.counts
-        if self._places is None or self._places[0] != known:
-            starts, counts = (self.from_host(np.array(each, np.int64)) for each in known)
-            self._places = known, (starts, counts)
-        starts, counts = self._places[1]
+        every = messages.counts
+        starts, counts = self._on_gpu("starts", messages.starts), self._on_gpu("counts", every)
         wrong, total = self._cleared()
-        ranks, blocks = np.int32(len(messages.starts)), self._blocks(max(messages.counts, default=0))
+        ranks, blocks = np.int32(len(every)), self._blocks(max(every, default=0))
         launch("check", blocks, messages.buffer, starts, counts, ranks, np.int64(size), wrong)
         return (messages.buffer, starts, counts, ranks, *self._dense(dense)), wrong, total
 

@@ -24,7 +24,7 @@ NAMES = (
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
-    *("draw", "settle_drawn", "gather_drawn", "check", "divide"),
+    *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads"),
 )  # fmt: skip
 THREADS = 256
 
@@ -80,6 +80,19 @@ def clear(x: Array) -> None:
     if x.size:
         stream = cupy.cuda.get_current_stream().ptr
         cupy.cuda.runtime.memsetAsync(x.data.ptr, 0, x.nbytes, stream)
+
+
+def copy(to: Array, x: Array) -> None:
+    """Copy bytes, on the current stream; arrays in host memory are best pinned."""
+    runtime = cupy.cuda.runtime
+    if isinstance(to, np.ndarray):
+        kind, address = runtime.memcpyDeviceToHost, to.ctypes.data
+    else:
+        on_host = isinstance(x, np.ndarray)
+        kind, address = runtime.memcpyHostToDevice if on_host else runtime.memcpyDeviceToDevice, to.data.ptr
+    source = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    if x.nbytes:
+        runtime.memcpyAsync(address, source, x.nbytes, kind, cupy.cuda.get_current_stream().ptr)
 
 
 def value(x: Array) -> int:

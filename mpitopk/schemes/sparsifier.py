@@ -122,7 +122,7 @@ class Memory(State):
         """Return a message for the present plan, in the room of that name."""
         count, dense, values = self.plan.total, self.plan.dense_total, scheme.values_type(rank)
         room = self._grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
-        return Message.blank(room, count, dense, values)
+        return Message.blank(room, count, dense, values, rank.layout.digest)
 
     def _grown(self, name: str, nbytes: int) -> Array:
         if self._room[name].size < nbytes:

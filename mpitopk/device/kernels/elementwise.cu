@@ -84,3 +84,12 @@ __global__ void __launch_bounds__(THREADS) pack(float* x, const unsigned* indice
     }
   }
 }
+
+// Bring the headers of all messages together: `starts` and the size of a header are multiples of 8 bytes.
+__global__ void __launch_bounds__(THREADS) heads(const unsigned char* messages, const long long* starts, int ranks,
+                                                 unsigned long long* out) {
+  constexpr int WORDS = 5;
+  for (int i = threadIdx.x; i < ranks * WORDS; i += THREADS) {
+    out[i] = reinterpret_cast<const unsigned long long*>(messages + starts[i / WORDS])[i % WORDS];
+  }
+}
