@@ -1,7 +1,8 @@
 """Train a small network on several ranks: mpirun -n 4 python examples/train_mlp.py --density 0.01
 
 Data parallelism as one writes it by hand: every rank computes the gradient of its share of each batch,
-`runtime.allreduce` averages the gradients, and every rank makes the same update.
+`runtime.allreduce` averages the gradients, and every rank makes the same update. With --device cuda the
+arrays are CuPy's, on GPUs.
 """
 
 from __future__ import annotations
@@ -12,43 +13,50 @@ import io
 import os
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks share the processors
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-import numpy as xp
 from datasets import DATASETS, Data
 from mpi4py import MPI
 
 import mpitopk
 
-Array: TypeAlias = np.ndarray[Any, Any]
+Array: TypeAlias = Any
+"""NumPy's or CuPy's."""
+
 PHASES = ["forward", "backward", "accumulate", "select", "pack"]
 PHASES += ["exchange", "wait", "transfer", "merge", "update"]
+
+
+def layout_for(data: Data, hidden: int = 256) -> mpitopk.Layout:
+    """Return the layout of a network with one hidden layer."""
+    return mpitopk.Layout(
+        {"w1": (data.features, hidden), "b1": hidden, "w2": (hidden, data.classes), "b2": data.classes}
+    )
 
 
 class Network:
     """Input, one hidden layer of rectified units, softmax. Parameters and gradient are flat."""
 
-    def __init__(self, data: Data, hidden: int) -> None:
-        self.layout = mpitopk.Layout(
-            {"w1": (data.features, hidden), "b1": hidden, "w2": (hidden, data.classes), "b2": data.classes}
-        )
+    def __init__(self, layout: mpitopk.Layout, xp: Any) -> None:
+        self.layout, self.xp = layout, xp
 
     def start(self, seed: int) -> Array:
-        """Return random parameters (He et al. 2015)."""
+        """Return random parameters (He et al. 2015), the same ones on every device."""
         rng = np.random.default_rng(seed)
-        parameters = xp.zeros(self.layout.size, xp.float32)
+        parameters = np.zeros(self.layout.size, np.float32)
         for view in self.layout.views(parameters).values():
             if view.ndim == 2:
                 view[...] = rng.standard_normal(view.shape) * (2 / view.shape[0]) ** 0.5
-        return parameters
+        return self.xp.asarray(parameters)
 
     def forward(self, parameters: Array, inputs: Array) -> tuple[Array, Array]:
         """Return the hidden activations and the logarithms of the probabilities."""
-        p = self.layout.views(parameters)
+        p, xp = self.layout.views(parameters), self.xp
         hidden = xp.maximum(inputs @ p["w1"] + p["b1"], 0)
         logits = hidden @ p["w2"] + p["b2"]
         logits -= logits.max(axis=1, keepdims=True)
@@ -59,28 +67,37 @@ class Network:
     ) -> None:
         """Write the gradient, given the derivative of the loss by the logits."""
         p, g = self.layout.views(parameters), self.layout.views(gradient)
-        xp.matmul(hidden.T, error, out=g["w2"])
+        self.xp.matmul(hidden.T, error, out=g["w2"])
         error.sum(axis=0, out=g["b2"])
         behind = (error @ p["w2"].T) * (hidden > 0)
-        xp.matmul(inputs.T, behind, out=g["w1"])
+        self.xp.matmul(inputs.T, behind, out=g["w1"])
         behind.sum(axis=0, out=g["b1"])
 
 
 @dataclass
 class Training:
-    """What the training loop needs; `train` is also called by the comparison of the schemes."""
+    """What the training loop needs; also of use to the comparison of the schemes.
 
+    `xp`: NumPy, or CuPy where the runtime is on a GPU. The runtime comes first, since it chooses the GPU.
+    """
+
+    runtime: mpitopk.Runtime
     data: Data
-    hidden: int = 256
+    xp: Any = np
     batch: int = 256
     rate: float = 0.1
     momentum: float = 0.9
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.network = Network(self.data, self.hidden)
+        self.network = Network(self.runtime.layout, self.xp)
         self.parameters = self.network.start(self.seed)
-        self.velocity = xp.zeros_like(self.parameters)
+        self.velocity = self.xp.zeros_like(self.parameters)
+
+    def examples(self, at: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the inputs at some positions, and where among the outputs the right ones are."""
+        inputs, labels = map(self.xp.asarray, self.data.batch(at))
+        return inputs, (self.xp.arange(len(labels)), labels)
 
     def share(self, step: int, rank: int, ranks: int) -> Array:
         """Return the positions of this rank's part of the batch of a step."""
@@ -88,25 +105,18 @@ class Training:
         return rng.integers(0, self.data.training, max(self.batch, ranks))[rank::ranks]
 
     def train(
-        self,
-        runtime: mpitopk.Runtime,
-        rank: int,
-        ranks: int,
-        steps: int,
-        *,
-        stop: int | None = None,
-        report: Any = None,
+        self, rank: int, ranks: int, steps: int, *, stop: int | None = None, report: Any = None
     ) -> None:
         """Take steps until there have been `steps` of them, or `stop`."""
-        gradient = runtime.gradient
+        runtime, gradient = self.runtime, self.runtime.gradient
         while runtime.step < (stop or steps):
             step = runtime.step
-            inputs, labels = self.data.batch(self.share(step, rank, ranks))
+            inputs, right = self.examples(self.share(step, rank, ranks))
             with runtime.range("forward"):
                 hidden, log_probability = self.network.forward(self.parameters, inputs)
             with runtime.range("backward"):
-                error = xp.exp(log_probability)
-                error[np.arange(len(labels)), labels] -= 1
+                error = self.xp.exp(log_probability)
+                error[right] -= 1
                 error *= ranks / max(self.batch, ranks)
                 self.network.backward(self.parameters, inputs, hidden, error, gradient)
             mean = runtime.allreduce(gradient)
@@ -121,10 +131,10 @@ class Training:
     def test(self) -> tuple[float, float]:
         """Return the loss on held-out data, in bits, and the accuracy."""
         at = np.arange(self.data.training, len(self.data.labels))[:20000]
-        inputs, labels = self.data.batch(at)
+        inputs, right = self.examples(at)
         _, log_probability = self.network.forward(self.parameters, inputs)
-        loss = -log_probability[np.arange(len(labels)), labels].mean() / np.log(2)
-        return float(loss), float((log_probability.argmax(axis=1) == labels).mean())
+        loss = -float(log_probability[right].mean()) / np.log(2)
+        return float(loss), float((log_probability.argmax(axis=1) == right[1]).mean())
 
 
 def parse() -> argparse.Namespace:
@@ -134,6 +144,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data-folder", metavar="DIR", help="IDX files of MNIST")
     parser.add_argument("--scheme", choices=mpitopk.SCHEMES, default="topk")
     parser.add_argument("--density", type=float, help="part of the entries to send (default: 0.01)")
+    parser.add_argument("--device", choices=("auto", "host", "numpy", "cuda", "cupy"), default="auto")
     parser.add_argument("--steps", type=int, default=400, help="steps in total (default: 400)")
     parser.add_argument("--batch", type=int, default=256, help="inputs a step, of all ranks (default: 256)")
     parser.add_argument("--hidden", type=int, default=256, help="hidden units (default: 256)")
@@ -168,19 +179,28 @@ def on_rank_0(comm: MPI.Intracomm, function: Any) -> Any:
     return result
 
 
-def save(prefix: str, rank: int, runtime: mpitopk.Runtime, training: Training) -> None:
+def make_runtime(comm: MPI.Intracomm, data: Data, options: argparse.Namespace) -> mpitopk.Runtime:
+    """Return the runtime; where there can be none, end all ranks with the reason."""
+    try:
+        return mpitopk.Runtime(comm, layout_for(data, options.hidden), options.scheme, device=options.device)
+    except mpitopk.MpiTopkError as error:
+        sys.exit(f"train_mlp.py: {error}" if comm.rank == 0 else 1)
+
+
+def save(prefix: str, rank: int, training: Training) -> None:
     """Write this rank's file: its own state, and parameters and velocity, which all ranks share."""
-    shared = {"parameters": training.parameters, "velocity": training.velocity}
-    np.savez(f"{prefix}-{rank}.npz", **shared, **runtime.state_dict())  # type: ignore[arg-type]
+    to_host = getattr(training.xp, "asnumpy", np.asarray)
+    shared = {"parameters": to_host(training.parameters), "velocity": to_host(training.velocity)}
+    np.savez(f"{prefix}-{rank}.npz", **shared, **training.runtime.state_dict())  # type: ignore[arg-type]
 
 
-def resume(prefix: str, comm: MPI.Intracomm, runtime: mpitopk.Runtime, training: Training) -> None:
+def resume(prefix: str, comm: MPI.Intracomm, training: Training) -> None:
     """Go on from saved files, of any number of ranks."""
     first = on_rank_0(comm, lambda: dict(np.load(f"{prefix}-0.npz")))
-    training.parameters[:] = first["parameters"]
-    training.velocity[:] = first["velocity"]
+    training.parameters[:] = training.xp.asarray(first["parameters"])
+    training.velocity[:] = training.xp.asarray(first["velocity"])
     mine = range(comm.rank, mpitopk.saved_size(first), comm.size)
-    runtime.load_state_dict(*[dict(np.load(f"{prefix}-{rank}.npz")) for rank in mine])
+    training.runtime.load_state_dict(*[dict(np.load(f"{prefix}-{rank}.npz")) for rank in mine])
 
 
 def summary(runtime: mpitopk.Runtime, taken: int) -> str:
@@ -205,11 +225,12 @@ def main() -> None:
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         options = parse()
     data = on_rank_0(comm, lambda: DATASETS[options.data](options.data_folder))
-    training = Training(data, options.hidden, options.batch, options.rate, seed=options.seed)
-    with mpitopk.Runtime(comm, training.network.layout, options.scheme) as runtime:
+    with make_runtime(comm, data, options) as runtime:
+        xp = import_module("cupy" if options.device in ("cuda", "cupy") else "numpy")
+        training = Training(runtime, data, xp, options.batch, options.rate, seed=options.seed)
         runtime.broadcast(training.parameters)
         if options.resume:
-            resume(options.resume, comm, runtime, training)
+            resume(options.resume, comm, training)
         started = runtime.step
 
         def report(step: int) -> None:
@@ -226,13 +247,13 @@ def main() -> None:
 
         if rank == 0:
             print(f"{ranks} ranks, {runtime.layout}, {runtime.scheme.describe()}", flush=True)
-        training.train(runtime, rank, ranks, options.steps, stop=options.stop, report=report)
+        training.train(rank, ranks, options.steps, stop=options.stop, report=report)
         runtime.check_replicas(training.parameters)
         if rank == 0 and runtime.step > started:
             print(summary(runtime, runtime.step - started))
             print(f"parameters identical on all {ranks} ranks")
         if options.save:
-            save(options.save, rank, runtime, training)
+            save(options.save, rank, training)
 
 
 if __name__ == "__main__":

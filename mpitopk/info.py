@@ -12,13 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mpitopk.cuda_aware import loaded
 from mpitopk.device import WHY_NOT_COMPILED, why_no_gpu
 
-QUERY = """
-import ctypes
-from mpi4py import MPI
-print(getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", lambda: -1)())
-"""
+QUERY = "from mpitopk.cuda_aware import hint; print(*hint())"
 QUERY_SECONDS = 30
 
 
@@ -61,21 +58,11 @@ def _mpi() -> Iterator[Item]:
         return
     yield Item("mpi4py", _version("mpi4py"), "ok")
     library = MPI.Get_library_version().splitlines()[0].rstrip("\0 ,")
-    yield Item("MPI library", library, f"ok: loaded from {_loaded('libmpi') or 'within mpi4py'}")
+    yield Item("MPI library", library, f"ok: loaded from {loaded('libmpi') or 'within mpi4py'}")
     launcher = _launcher()
     remedy = "ok" if launcher else "none was found: start the ranks with your cluster's own, such as srun"
     yield Item("launcher", launcher or "", remedy)
     yield _cuda_aware()
-
-
-def _loaded(name: str) -> str:
-    """Return the path of a shared library that this process has loaded (Linux), by its file's name."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return ""
-    paths = (line.split(maxsplit=5)[-1] for line in lines if "/" in line)
-    return next((path for path in paths if Path(path).name.startswith(name)), "")
 
 
 def _launcher() -> str | None:
@@ -89,12 +76,12 @@ def _cuda_aware() -> Item:
         child = subprocess.run(
             [sys.executable, "-c", QUERY], capture_output=True, text=True, timeout=QUERY_SECONDS
         )
-        answer = child.stdout.strip()
+        says, _, where = child.stdout.strip().partition(" ")
     except (OSError, subprocess.TimeoutExpired):
-        answer = ""
-    found = {"1": "yes", "0": "no", "-1": "it does not say"}.get(answer, "MPI does not start here")
-    verdict = "a hint only" if answer == "1" else "device buffers would go through host memory"
-    return Item("CUDA-aware", found, verdict)
+        says = where = ""
+    found = {"True": f"yes, by {where}", "False": f"no, by {where}", "None": "it does not say"}
+    verdict = "to be tried" if says == "True" else "memory of a GPU would go through that of the host"
+    return Item("CUDA-aware", found.get(says, "MPI does not start here"), f"{verdict} (MPITOPK_CUDA_AWARE)")
 
 
 def _kernels() -> Item:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpitopk.costs import allreduce_bytes
+from mpitopk.costs import allreduce_bytes, break_even
+from mpitopk.errors import CompressionWarning
 
 if TYPE_CHECKING:
     from mpitopk.schemes.base import Rank
@@ -50,3 +53,14 @@ class Metrics:
         self.dense_bytes += allreduce_bytes(layout.nbytes, rank.size)
         self.density = rank.sent / max(1, layout.size)
         self.union = rank.held / max(1, layout.size)
+
+    def warn_if_dear(self, describe: Callable[[], str], rank: Rank) -> None:
+        """Warn, on rank 0 after the first step, if a dense allreduce would have moved less."""
+        if rank.id == 0 and self.steps == 1 and self.bytes >= self.dense_bytes > 0 and self.density < 1:
+            warnings.warn(
+                f"{describe()} moves {self.bytes} bytes a step and rank, a dense allreduce "
+                f"{self.dense_bytes}: lower the density (an allgatherv pays below about "
+                f"{break_even(rank.size, 4):.2g} on this many ranks), or use Dense()",
+                CompressionWarning,
+                stacklevel=3,
+            )

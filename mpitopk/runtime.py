@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mpitopk import costs, replicas, state
+from mpitopk import replicas, state
 from mpitopk.agreement import require_equal, together, verdict
 from mpitopk.device import open_device
-from mpitopk.errors import ClosedError, CompressionWarning, ConfigError, LayoutError
+from mpitopk.errors import ClosedError, ConfigError, LayoutError
 from mpitopk.exchange import Exchange
 from mpitopk.layout import Layout, layouts_differ
 from mpitopk.metrics import Metrics
 from mpitopk.participant import Participant
 from mpitopk.schemes.base import Rank, Scheme, Sparse
 from mpitopk.trace import Range, Trace, share_timeline
-from mpitopk.transport import LIMIT, Transport
+from mpitopk.transport import CUDA_AWARE, LIMIT, Transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,8 +39,9 @@ class Runtime:
         The gradient's segments.
     scheme : Scheme
         Such as `TopK(density=0.01)` or `Dense()`.
-    device : {"auto", "host", "numpy", "cuda"}
-        Compiled kernels or plain NumPy, on the host ("auto": the better that is there); or CuPy arrays.
+    device : {"auto", "host", "numpy", "cuda", "cupy"}
+        Where the gradient lives: in host memory, for compiled kernels or plain NumPy ("auto": the better
+        that is there), or on a GPU, for our kernels or (a reference) selection by `cupy.partition`.
     threads : int, optional
         Threads of a rank; by default its share of the processors that the node's ranks may use.
     nonfinite : {"raise", "skip", "zero"}
@@ -87,40 +87,52 @@ class Runtime:
         nonfinite: str = "raise",
         limit: int = LIMIT,
     ) -> None:
+        self.layout, self.scheme = layout, scheme
         self._closed = False
         self._gradient: Array | None = None
         self._timeline = os.environ.get("MPITOPK_TIMELINE")
         self._transport = transport = Transport(comm, limit)
         self._trace = Trace(timeline=bool(self._timeline))
         self._metrics = Metrics()
-        local_rank, processors = transport.place()
 
         def prepare() -> Participant:
+            with transport.one_first():
+                workers = transport.processors if threads is None else threads
+                on = open_device(device, workers, transport.local_rank)
             if not isinstance(layout, Layout):
                 raise LayoutError(f"the layout is {layout!r}: give a Layout")
             if not isinstance(limit, int) or not transport.size <= limit < 1 << 31:
                 raise ConfigError(f"limit is {limit!r}: give at least a byte for each rank, and below 2**31")
-            on = open_device(device, processors if threads is None else threads, local_rank)
             return Participant(Rank(transport.rank, transport.size, layout, on), scheme, nonfinite)
 
         try:
             self._participant = self._agree(prepare, limit)
+            self._device = self._participant.rank.device
+            self._serve()
         except Exception:
             transport.free()
             raise
-        self.layout = layout
-        self.scheme = scheme
-        self._device = self._participant.rank.device
-        transport.serve(self._device)
         self._exchange = Exchange(self._participant, transport, self._trace, self._metrics)
         self._trace.instrument(self._device)
         self._trace.offset = transport.clock_offset(self._trace.now)
+
+    def _serve(self) -> None:
+        """Let the transport carry what the device has."""
+        if self._device.on_host:
+            self._transport.serve(self._device)
+        else:
+            from mpitopk import cuda_aware
+
+            request = self.scheme.stand_in(self._participant.state)
+            cuda_aware.choose(self._transport, self._device, request)  # type: ignore[arg-type]
 
     def _agree(self, prepare: Callable[[], Participant], limit: int) -> Participant:
         """Return this rank's participant, once all ranks have one and all are configured alike."""
 
         def configuration(made: Participant) -> tuple[int, dict[str, Any]]:
             options = {"nonfinite": made.nonfinite, "limit": limit, "MPITOPK_TIMELINE": self._timeline}
+            options["memory"] = "of the host" if made.rank.device.on_host else "of a GPU"
+            options[CUDA_AWARE] = os.environ.get(CUDA_AWARE)
             return made.rank.layout.digest, {"scheme": made.scheme.describe(), **options}
 
         gather = self._transport.gather_objects
@@ -187,7 +199,7 @@ class Runtime:
             request = me.resume(result)
             if request is None:
                 self._metrics.count(me.rank)
-                self._warn_if_dear()
+                self._metrics.warn_if_dear(self.scheme.describe, me.rank)
                 return me.result
 
     def _end_together(self, sparse: bool) -> Array | Sparse:
@@ -200,18 +212,6 @@ class Runtime:
             raise error from me.failure
         self._metrics.skipped += 1
         return me.skipped(sparse)
-
-    def _warn_if_dear(self) -> None:
-        metrics, transport = self._metrics, self._transport
-        dear = metrics.bytes >= metrics.dense_bytes > 0 and metrics.density < 1
-        if dear and metrics.steps == 1 and transport.rank == 0:
-            warnings.warn(
-                f"{self.scheme.describe()} moves {metrics.bytes} bytes a step and rank, a dense allreduce "
-                f"{metrics.dense_bytes}: lower the density (an allgatherv pays below about "
-                f"{costs.break_even(transport.size, 4):.2g} on this many ranks), or use Dense()",
-                CompressionWarning,
-                stacklevel=3,
-            )
 
     def broadcast(self, parameters: Any, root: int = 0) -> None:
         """Overwrite arrays, on all ranks, with the root's.

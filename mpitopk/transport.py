@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 LIMIT = 1 << 30
 FAILED = -1
 PINGS = 16
+CUDA_AWARE = "MPITOPK_CUDA_AWARE"
+"""The variable of the environment that says whether MPI is given memory of a GPU."""
 
 
 def rounds(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, list[int]]]:
@@ -52,8 +55,11 @@ class Transport:
     def __init__(self, comm: MPI.Intracomm, limit: int = LIMIT) -> None:
         if not hasattr(comm, "Allgatherv"):
             raise ConfigError(f"comm is {comm!r}: give an mpi4py communicator, such as MPI.COMM_WORLD")
+        from mpi4py import MPI
+
         self._comm = comm.Dup()
-        self._limit = limit
+        self.limit = limit
+        self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.serve(ReferenceDevice())
@@ -66,18 +72,31 @@ class Transport:
         self._room = self._staged = device.exchange_memory(0)
         self._received = Messages(self._room, [], [])
 
-    def place(self) -> tuple[int, int]:
-        """Return this rank's number among those of its node, and its share of their processors."""
-        from mpi4py import MPI
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those of its node."""
+        return self._node.Get_rank()
 
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        number, ranks = node.Get_rank(), node.Get_size()
-        node.Free()
+    @property
+    def processors(self) -> int:
+        """Share of this rank in the processors that those of its node may use."""
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return number, max(1, usable // ranks)
+        return max(1, usable // self._node.Get_size())
+
+    @contextmanager
+    def one_first(self) -> Iterator[None]:
+        """Let the first rank of each node go first: the others find what it has left on disk."""
+        if self.local_rank > 0:
+            self._node.Barrier()
+        try:
+            yield
+        finally:
+            if self.local_rank == 0:
+                self._node.Barrier()
 
     def free(self) -> None:
-        """Give the communicator back (collective)."""
+        """Give the communicators back (collective)."""
+        self._node.Free()
         self._comm.Free()
 
     def gather_objects(self, mine: Any) -> list[Any]:
@@ -109,7 +128,7 @@ class Transport:
             self._received = self._room_for(sizes)
         received = self._received
         self._settle()
-        if received.buffer.size > self._limit:
+        if received.buffer.size > self.limit:
             self._allgatherv_in_rounds(sent, received)
         elif received.equal:
             self._comm.Allgather(sent, received.buffer)
@@ -118,7 +137,7 @@ class Transport:
         return received
 
     def _allgatherv_in_rounds(self, sent: Bytes, received: Messages) -> None:
-        for offset, counts in rounds(received.sizes, self._limit):
+        for offset, counts in rounds(received.sizes, self.limit):
             starts = list(accumulate(counts, initial=0))
             part = sent[offset : offset + counts[self.rank]]
             self._comm.Allgatherv(part, [self._staged[: starts[-1]], (counts, starts[:-1])])
@@ -138,7 +157,7 @@ class Transport:
         failure = None
         try:
             room = self._device.exchange_memory(total)
-            staged = self._device.exchange_memory(self._limit if total > self._limit else 0)
+            staged = self._device.exchange_memory(self.limit if total > self.limit else 0)
         except MemoryError as error:
             failure = f"rank {self.rank} has no memory for {total} bytes of messages: {error}"
         failures = [text for text in self.gather_objects(failure) if text]
@@ -164,7 +183,7 @@ class Transport:
             self._comm.Bcast(flat[part], root)
 
     def _parts(self, array: Array) -> Iterator[slice]:
-        step = max(1, self._limit // array.itemsize)
+        step = max(1, self.limit // array.itemsize)
         return (slice(at, at + step) for at in range(0, array.size, step))
 
     def latest(self, arrival: int) -> int:
@@ -181,10 +200,7 @@ class Transport:
         One rank of each node bounces messages with rank 0 and takes the quickest exchange, half of
         whose time the answer was on its way (Cristian 1989); the others of a node share its clock.
         """
-        from mpi4py import MPI
-
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        leader = self._comm.allgather(node.bcast(self.rank))
+        leader = self._comm.allgather(self._node.bcast(self.rank))
         offset, mine = 0, np.empty(1, np.int64)
         for other in sorted(set(leader) - {leader[0]}):
             if self.rank == leader[0]:
@@ -200,9 +216,7 @@ class Transport:
                     taken = clock() - sent
                     if quickest is None or taken < quickest:
                         quickest, offset = taken, int(mine[0]) - sent - taken // 2
-        offset = int(node.bcast(offset))
-        node.Free()
-        return offset
+        return int(self._node.bcast(offset))
 
 
 def abort_on_error() -> None:

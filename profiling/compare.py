@@ -15,7 +15,7 @@ from statistics import mean, stdev
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 # First, since it limits the threads of NumPy's BLAS.
-from train_mlp import Training, on_rank_0
+from train_mlp import Training, layout_for, on_rank_0
 
 # isort: split
 from datasets import DATASETS, Data
@@ -37,10 +37,10 @@ SCHEMES = {
 def train(data: Data, scheme: mpitopk.Scheme, seed: int, steps: int) -> tuple[float, float]:
     """Return bits a character, or accuracy in percent; and the part of Dense's bytes."""
     comm = MPI.COMM_WORLD
-    training = Training(data, seed=seed)
-    with mpitopk.Runtime(comm, training.network.layout, scheme) as runtime:
+    with mpitopk.Runtime(comm, layout_for(data), scheme) as runtime:
+        training = Training(runtime, data, seed=seed)
         runtime.broadcast(training.parameters)
-        training.train(runtime, comm.rank, comm.size, steps)
+        training.train(comm.rank, comm.size, steps)
         runtime.check_replicas(training.parameters)
         loss, accuracy = training.test()
         part = runtime.metrics.bytes / max(1, runtime.metrics.dense_bytes)

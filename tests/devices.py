@@ -29,6 +29,7 @@ def install_standin() -> None:
         lane=os.environ.get("CUDASIM_LANE", "fast"), policy=os.environ.get("CUDASIM_POLICY", "lazy")
     )
     import mpitopk.device.cuda
+    import mpitopk.device.partition
 
     mpitopk.device.why_no_gpu = mpitopk.device.cuda.usable
     for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
@@ -112,4 +113,4 @@ class Mirrored:
 def opened(name: str, threads: int) -> Any:
     """Return a device whose operations take arrays in host memory."""
     device = open_device(name, threads)
-    return Mirrored(device) if name == "cuda" else device
+    return device if device.on_host else Mirrored(device)

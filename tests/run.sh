@@ -51,10 +51,11 @@ if [ "${1:-}" = --quick ]; then
 else
   run "one process" "$bin/pytest" -q --color=no
   on_cuda=(env MPITOPK_TEST_DEVICES=cuda)
-  cuda_files=(tests/test_cuda*.py tests/test_device.py tests/test_schemes.py tests/test_properties.py)
+  cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py)
   run "one process, CUDA kernels" "${on_cuda[@]}" "$bin/pytest" -q --color=no "${cuda_files[@]}"
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
   MPITOPK_TEST_DEVICES=cuda on_ranks 3 mpi
+  MPITOPK_TEST_DEVICES=cuda MPITOPK_CUDA_AWARE=1 on_ranks 2 mpi
   on_ranks 64 ranks64
 fi
 echo "all passed: $passed tests in $runs runs"

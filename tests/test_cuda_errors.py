@@ -64,6 +64,10 @@ def test_kernels_that_do_not_compile_or_compute(cuda: Any, monkeypatch: pytest.M
         with pytest.raises(DeviceError, match=r"RuntimeError: libnvrtc.so is missing"):
             open_device("cuda", 1)
     with monkeypatch.context() as patch:
+        patch.setattr(cuda, "launch", raising(PermissionError(13, "Permission denied", "/home/.cupy")))
+        with pytest.raises(DeviceError, match=r"'/home/.cupy'.*set CUPY_CACHE_DIR to a folder"):
+            open_device("cuda", 1)
+    with monkeypatch.context() as patch:
         patch.setattr(cuda, "launch", lambda *_, **__: None)
         with pytest.raises(DeviceError, match="wrong result"):
             open_device("cuda", 1)

@@ -1,8 +1,13 @@
-"""The example as users start it: on one rank, on some, on 64; stopped and resumed; and used wrongly."""
+"""The example as users start it: on one rank, on some, on 64; stopped and resumed; and used wrongly.
+
+With device cuda it runs on the stand-in for CuPy in cudasim.
+"""
 
 from __future__ import annotations
 
 import gzip
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,20 +17,42 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_mlp.py"
+ON_STANDIN = Path(__file__).parent / "cudasim" / "run.py"
 BESIDE = Path(sys.executable).parent / "mpiexec"
 MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec") or "mpiexec"
 
 
-def start(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+needs_standin = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
+)
+CUDA = pytest.param("cuda", marks=needs_standin)
+
+
+def start(
+    folder: Path, ranks: int, *arguments: str, scripts: tuple[Path, ...] = (SCRIPT,), **environment: str
+) -> subprocess.CompletedProcess[str]:
     launch = [MPIEXEC, "-n", str(ranks)] if ranks else []
-    command = [*launch, sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
+    command = [*launch, sys.executable, *map(str, scripts), *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
 
 
-def train(folder: Path, ranks: int, *arguments: str) -> str:
-    done = start(folder, ranks, *arguments)
+def train(folder: Path, ranks: int, *arguments: str, device: str = "auto", **environment: str) -> str:
+    scripts = (ON_STANDIN, SCRIPT) if device == "cuda" else (SCRIPT,)
+    done = start(folder, ranks, *arguments, "--device", device, scripts=scripts, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def losses(text: str) -> list[float]:
+    return [float(line.split()[3]) for line in text.splitlines() if line.startswith("step ")]
 
 
 @pytest.mark.parametrize("ranks", [0, 2, 64])
@@ -36,6 +63,18 @@ def test_training_ends_with_identical_parameters(tmp_path: Path, ranks: int) -> 
     assert text.count("parameters identical") == 1
     if ranks:
         assert "MiB, dense" in text
+
+
+@needs_standin
+@pytest.mark.parametrize(("gpus", "policy"), [("1", "lazy"), ("2", "random")])
+def test_a_gpu_trains_as_the_host_does(tmp_path: Path, gpus: str, policy: str) -> None:
+    """Also where each rank has a GPU of its own."""
+    common = ["--data", "synthetic", "--steps", "20"]
+    standin = {"CUDASIM_DEVICES": gpus, "CUDASIM_POLICY": policy}
+    there, here = train(tmp_path, 2, *common, device="cuda", **standin), train(tmp_path, 2, *common)
+    assert there.count("parameters identical on all 2 ranks") == 1
+    assert len(losses(here)) == 5
+    np.testing.assert_allclose(losses(there), losses(here), atol=1e-3)
 
 
 def test_digits_are_learnt(tmp_path: Path) -> None:
@@ -51,13 +90,14 @@ def test_text_is_learnt(tmp_path: Path) -> None:
     assert float(last.split()[-4]) < 4.5, "bits a character; 6 without learning"
 
 
+@pytest.mark.parametrize("device", ["auto", CUDA])
 @pytest.mark.parametrize("scheme", ["topk", "randomk", "dense"])
-def test_resume_to_the_bit(tmp_path: Path, scheme: str) -> None:
+def test_resume_to_the_bit(tmp_path: Path, scheme: str, device: str) -> None:
     common = ["--data", "synthetic", "--scheme", scheme, "--rate", "0.01", "--hidden", "16", "--steps"]
-    train(tmp_path, 2, *common, "6", "--save", "whole")
+    train(tmp_path, 2, *common, "6", "--save", "whole", device=device)
     resumed = tmp_path / "resumed"
-    train(tmp_path, 2, *common, "6", "--stop", "3", "--save", "half")
-    train(tmp_path, 2, *common, "6", "--resume", "half", "--save", str(resumed))
+    train(tmp_path, 2, *common, "6", "--stop", "3", "--save", "half", device=device)
+    train(tmp_path, 2, *common, "6", "--resume", "half", "--save", str(resumed), device=device)
     for rank in range(2):
         whole, again = (dict(np.load(tmp_path / f"{name}-{rank}.npz")) for name in ("whole", "resumed"))
         assert whole.keys() == again.keys()
@@ -96,6 +136,16 @@ def test_what_users_get_wrong(tmp_path: Path, ranks: int) -> None:
         done = start(tmp_path, ranks, *arguments)
         assert done.returncode != 0
         assert done.stderr.count(match) == 1, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_without_a_gpu(tmp_path: Path, ranks: int) -> None:
+    """Whether CuPy, a driver or a device is missing."""
+    command = ["--data", "synthetic", "--device", "cuda"]
+    done = start(tmp_path, ranks, *command, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode != 0
+    assert done.stderr.count("train_mlp.py: rank 0: no GPU can be used here (") == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_mpi import raises_together
 from worlds import LAYOUT, Mpi, whole
 
 from mpitopk import Dense, Layout, RandomK, Runtime, TopK
-from mpitopk.errors import ConfigError, ExchangeError, GradientError, ReplicaError
+from mpitopk.errors import ConfigError, DeviceError, ExchangeError, GradientError, ReplicaError
 from mpitopk.transport import Transport
 from mpitopk.wire import Message, Status, message_bytes
 
@@ -168,30 +168,37 @@ def test_messages_of_unequal_sizes(comm: Any, limit: int | None) -> None:
     transport.free()
 
 
-class OneNodeEach:
-    """A communicator whose ranks lie on as many nodes."""
+def test_the_first_rank_of_a_node_opens_the_device_before_the_others(
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it compiles is there for them; if it fails, they are not left waiting."""
+    written = Path(comm.bcast(str(tmp_path / "kernels")))
 
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
+    def opened(*_: Any) -> Any:
+        if comm.rank > 0:
+            assert written.exists()
+        time.sleep(0.05)
+        written.touch()
+        raise DeviceError("it has done its part")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.comm, name)
-
-    def Split_type(self, _: int) -> Any:  # noqa: N802
-        return self.comm.Split(self.comm.rank)
+    monkeypatch.setattr("mpitopk.runtime.open_device", opened)
+    raises_together(
+        comm, DeviceError, "rank 0: it has done its part", lambda: Runtime(comm, LAYOUT, TopK(0.1))
+    )
 
 
 def test_clocks_of_several_nodes_are_aligned(comm: Any) -> None:
     transport = Transport(comm)
-    real = transport._comm
-    transport._comm = OneNodeEach(real)  # type: ignore[assignment]
+    transport._node.Free()
+    transport._node = comm.Split(comm.rank)  # as on as many nodes
     ahead = 10**9 * comm.rank
     offset = transport.clock_offset(lambda: time.monotonic_ns() + ahead)
     assert abs(offset + ahead) < 10**8, "ns; the ranks share processors"
     assert comm.rank > 0 or offset == 0
-    transport._comm = real
-    assert transport.clock_offset(time.monotonic_ns) == 0
     transport.free()
+    one_node = Transport(comm)
+    assert one_node.clock_offset(time.monotonic_ns) == 0
+    one_node.free()
 
 
 def test_a_timeline_that_cannot_be_written_is_said_on_all_ranks(

@@ -19,7 +19,7 @@ except ImportError as error:
 else:
     WHY_NOT_COMPILED = ""
 
-NAMES = ("auto", "host", "numpy", "cuda")
+NAMES = ("auto", "host", "numpy", "cuda", "cupy")
 
 
 @cache
@@ -37,25 +37,31 @@ def why_no_gpu() -> str:
 def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
     """Return a device by name; `local_rank`: of this rank among those of its node.
 
+    "auto" stays on the host, so that installing CuPy does not break a program whose arrays are NumPy's.
+
     Raises
     ------
     ConfigError
         If there is no device of that name, or the threads are not a number from 1.
     DeviceError
-        If "host" is asked for where the kernels were not compiled, or "cuda" where no GPU is usable.
+        If "host" is asked for where the kernels were not compiled, or a GPU where none is usable.
     """
     if name not in NAMES:
         raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
-    if name == "cuda":
+    if name in ("cuda", "cupy"):
         why_not = why_no_gpu()
         if why_not:
             raise DeviceError(f"no GPU can be used here ({why_not}): take device='host'")
         from mpitopk.device import cuda
 
         cuda.use_device_of(local_rank)
-        return cuda.CudaDevice()
+        if name == "cuda":
+            return cuda.CudaDevice()
+        from mpitopk.device.partition import PartitionDevice
+
+        return PartitionDevice()
     if name == "numpy" or (name == "auto" and WHY_NOT_COMPILED):
         return ReferenceDevice()
     if WHY_NOT_COMPILED:

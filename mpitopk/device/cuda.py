@@ -50,6 +50,8 @@ def usable() -> str:
         x = device.from_host(np.array([3, 6], np.float32))
         if not device.divide(x, 3) or cupy.asnumpy(x).tolist() != [1, 2]:
             return "a kernel ran and gave a wrong result"
+    except OSError as error:
+        return f"CuPy cannot keep kernels ({error}): set CUPY_CACHE_DIR to a folder that can be written"
     except Exception as error:  # CuPy and the driver raise many kinds
         return f"{type(error).__name__}: {error}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -32,6 +33,11 @@ class GpuMemoryDevice(Device):
         self.direct = False
         self._sent: Array = np.empty(0, np.uint8)
         self._received = self.empty(0, "uint8")
+
+    @property
+    def place(self) -> str:
+        """The node and the number of the GPU."""
+        return f"{platform.node()}: GPU {cupy.cuda.Device().id}"
 
     def empty(self, size: int, dtype: str) -> Array:
         if np.dtype(dtype) == "float64":

@@ -1,4 +1,4 @@
-"""A stand-in for CuPy on a processor: the part of it that a device module needs, and nothing more.
+"""A stand-in for CuPy on a processor: the part of it that this project needs, and nothing more.
 
 `install()` makes `import cupy` give the stand-in, `uninstall()` undoes it, `installed()` does both.
 Memory is host memory, kernels run in `cudasim`, and what a GPU leaves to luck is made visible:
@@ -40,6 +40,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudasim import KERNEL, LaunchError, Module
+from cudasim.arrays import Arithmetic, compute, gather, offered, partition, scatter
 
 POLICIES = ("lazy", "eager", "random")
 UNSET = 0xA5
@@ -845,13 +846,11 @@ def _no(what: str) -> Callable[..., Any]:
     return refused
 
 
-class ndarray:  # noqa: N801
-    """An array in device memory, without arithmetic."""
+class ndarray(Arithmetic):  # noqa: N801
+    """An array in device memory."""
 
-    __hash__ = None
     __iter__ = __contains__ = None
-    __array_ufunc__ = None
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _no("comparison")
+    __ne__ = __lt__ = __le__ = __ge__ = _no("such comparison")
     __bool__ = _no("truth value")
 
     def __init__(
@@ -884,6 +883,10 @@ class ndarray:  # noqa: N801
     def device(self) -> Device:
         return self.data.device
 
+    @property
+    def T(self) -> ndarray:  # noqa: N802
+        return self._viewed(self._host.T)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of unsized object")
@@ -897,13 +900,19 @@ class ndarray:  # noqa: N801
 
     def __getitem__(self, key: Any) -> ndarray:
         keys = key if isinstance(key, tuple) else (key,)
+        if _are_indices(keys):
+            return compute(gather, self, *keys)
         if not all(isinstance(k, (int, np.integer, slice)) or k is Ellipsis for k in keys):
-            raise TypeError("the stand-in for cupy.ndarray has only basic slices")
+            raise TypeError("the stand-in for cupy.ndarray has basic slices, or its arrays of integers")
         if not any(k is Ellipsis for k in keys):
             keys = (*keys, Ellipsis)
         return self._viewed(self._host[keys])
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        keys = key if isinstance(key, tuple) else (key,)
+        if _are_indices(keys):
+            compute(scatter, self, value, *keys, out=self)
+            return
         target = self[key]
         if not isinstance(value, ndarray):
             target.fill(value)
@@ -989,6 +998,10 @@ class ndarray:  # noqa: N801
             raise RuntimeError("`out` cannot be specified when copying to non-contiguous ndarray")
         return out
 
+    @staticmethod
+    def _submit(what: str, run: Run, accesses: Sequence[Range]) -> None:
+        _current().submit(what, run, accesses)
+
     def _viewed(self, host: np.ndarray) -> ndarray:
         offset = host.__array_interface__["data"][0] - self._block.address if self._block else 0
         return ndarray(host.shape, host.dtype, MemoryPointer(self.data.mem, offset), host.strides)
@@ -1001,6 +1014,10 @@ class ndarray:  # noqa: N801
         for n, stride in zip(self.shape, self.strides, strict=True):
             begin, end = begin + min(0, (n - 1) * stride), end + max(0, (n - 1) * stride)
         return [(self._block, begin, end + self.itemsize, write)]
+
+
+def _are_indices(keys: tuple[Any, ...]) -> bool:
+    return keys != () and all(isinstance(k, ndarray) and k.dtype.kind in "iu" for k in keys)
 
 
 def _pinned(array: np.ndarray, write: bool) -> list[Range]:
@@ -1024,6 +1041,19 @@ def zeros(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     if array._block is not None:
         memsetAsync(array.data.ptr, 0, array.nbytes, get_current_stream().ptr)
     return array
+
+
+def zeros_like(a: ndarray) -> ndarray:
+    return zeros(a.shape, a.dtype)
+
+
+def arange(stop: int) -> ndarray:
+    return asarray(np.arange(stop))
+
+
+def flatnonzero(a: ndarray) -> ndarray:
+    """Wait for the stream, as CuPy does to know the size."""
+    return asarray(np.flatnonzero(a.get()))
 
 
 def asarray(
@@ -1255,12 +1285,20 @@ def _three(what: str, size: tuple[int, ...]) -> tuple[int, ...]:
 MODULES: dict[str, dict[str, Any]] = {
     "cupy": {
         "RawModule": RawModule,
+        "arange": arange,
         "asarray": asarray,
         "asnumpy": asnumpy,
         "empty": empty,
+        "exp": offered(np.exp),
+        "flatnonzero": flatnonzero,
         "get_default_memory_pool": get_default_memory_pool,
+        "log": offered(np.log),
+        "matmul": offered(np.matmul),
+        "maximum": offered(np.maximum),
         "ndarray": ndarray,
+        "partition": partition,
         "zeros": zeros,
+        "zeros_like": zeros_like,
         "__version__": "14.2.0",
         "standin": True,
     },
