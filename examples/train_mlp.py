@@ -8,8 +8,10 @@ arrays are CuPy's, on GPUs.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -79,6 +81,7 @@ class Training:
     """What the training loop needs; also of use to the comparison of the schemes.
 
     `xp`: NumPy, or CuPy where the runtime is on a GPU. The runtime comes first, since it chooses the GPU.
+    `momentum`: of the optimiser, 0.9 by default; none where the scheme has its own.
     """
 
     runtime: mpitopk.Runtime
@@ -86,10 +89,12 @@ class Training:
     xp: Any = np
     batch: int = 256
     rate: float = 0.1
-    momentum: float = 0.9
+    momentum: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.momentum is None:
+            self.momentum = 0.0 if self.runtime.scheme.has_momentum else 0.9
         self.network = Network(self.runtime.layout, self.xp)
         self.parameters = self.network.start(self.seed)
         self.velocity = self.xp.zeros_like(self.parameters)
@@ -139,30 +144,55 @@ class Training:
 
 def parse() -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        epilog="Options of the scheme are given by name as well, such as --scheme dgc --momentum 0.8;\n"
+        "python -m mpitopk schemes lists them.",
+    )
     parser.add_argument("--data", choices=DATASETS, default="mnist")
     parser.add_argument("--data-folder", metavar="DIR", help="IDX files of MNIST")
-    parser.add_argument("--scheme", choices=mpitopk.SCHEMES, default="topk")
+    parser.add_argument("--scheme", default="topk", help=f"one of {', '.join(mpitopk.SCHEMES)}")
     parser.add_argument("--density", type=float, help="part of the entries to send (default: 0.01)")
     parser.add_argument("--device", choices=("auto", "host", "numpy", "cuda", "cupy"), default="auto")
     parser.add_argument("--steps", type=int, default=400, help="steps in total (default: 400)")
     parser.add_argument("--batch", type=int, default=256, help="inputs a step, of all ranks (default: 256)")
     parser.add_argument("--hidden", type=int, default=256, help="hidden units (default: 256)")
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: 0.1)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--optimizer-momentum", type=float, metavar="M", help="default: 0.9; 0 where the scheme has momentum"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the parameters and batches")
     parser.add_argument("--save", metavar="PREFIX", help="write PREFIX-RANK.npz at the end")
     parser.add_argument("--resume", metavar="PREFIX", help="go on from what --save wrote")
     parser.add_argument("--stop", type=int, metavar="STEP", help="stop early, to be resumed")
     parser.add_argument("--progress", action="store_true", help="show a bar")
-    options = parser.parse_args()
+    options, others = parser.parse_known_args()
     given = {} if options.density is None else {"density": options.density}
-    if not given and options.scheme != "dense":
-        given = {"density": 0.01}
     try:
+        given |= scheme_options(others)
+        if options.scheme != "dense":
+            given = {"density": 0.01, **given}
         options.scheme = mpitopk.make_scheme(options.scheme, **given)
-    except mpitopk.MpiTopkError as error:
+        if options.optimizer_momentum and options.scheme.has_momentum:
+            raise ValueError("the scheme has momentum already: leave --optimizer-momentum out")
+    except (mpitopk.MpiTopkError, ValueError) as error:
         parser.error(str(error))
     return options
+
+
+def scheme_options(texts: list[str]) -> dict[str, Any]:
+    """Return what is left of the command line, `--name value` by pairs, as options of a scheme."""
+    given: dict[str, Any] = {}
+    for name, text in itertools.zip_longest(texts[::2], texts[1::2]):
+        if not name.startswith("--") or text is None:
+            raise ValueError(f"{name} is no option with a value")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        given[name[2:].replace("-", "_")] = value
+    return given
 
 
 def on_rank_0(comm: MPI.Intracomm, function: Any) -> Any:
@@ -227,7 +257,8 @@ def main() -> None:
     data = on_rank_0(comm, lambda: DATASETS[options.data](options.data_folder))
     with make_runtime(comm, data, options) as runtime:
         xp = import_module("cupy" if options.device in ("cuda", "cupy") else "numpy")
-        training = Training(runtime, data, xp, options.batch, options.rate, seed=options.seed)
+        momentum = options.optimizer_momentum
+        training = Training(runtime, data, xp, options.batch, options.rate, momentum, options.seed)
         runtime.broadcast(training.parameters)
         if options.resume:
             resume(options.resume, comm, training)

@@ -5,7 +5,8 @@ from importlib.metadata import version
 from mpitopk.errors import MpiTopkError
 from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
-from mpitopk.schemes import SCHEMES, Dense, RandomK, Scheme, Sparse, TopK, make_scheme
+from mpitopk.schedules import warmup
+from mpitopk.schemes import DGC, SCHEMES, Dense, RandomK, ScaleCom, Scheme, Sparse, TopK, make_scheme
 from mpitopk.simulate import Simulation
 from mpitopk.state import saved_size
 from mpitopk.transport import abort_on_error
@@ -13,12 +14,14 @@ from mpitopk.transport import abort_on_error
 __version__ = version("mpitopk")
 
 __all__ = [
+    "DGC",
     "SCHEMES",
     "Dense",
     "Layout",
     "MpiTopkError",
     "RandomK",
     "Runtime",
+    "ScaleCom",
     "Scheme",
     "Simulation",
     "Sparse",
@@ -26,4 +29,5 @@ __all__ = [
     "abort_on_error",
     "make_scheme",
     "saved_size",
+    "warmup",
 ]

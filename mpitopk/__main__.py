@@ -1,11 +1,11 @@
-"""`python -m mpitopk info` and `python -m mpitopk bench select|exchange|step`."""
+"""`python -m mpitopk info`, `schemes` and `bench select|exchange|step`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from mpitopk import info
+from mpitopk import info, schemes
 from mpitopk.bench import BENCHMARKS, Table
 
 
@@ -14,6 +14,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m mpitopk", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="what is installed here and whether it will do")
+    commands.add_parser("schemes", help="the compression schemes and their options")
     bench = commands.add_parser("bench", help="our operations and the alternatives, interleaved in one run")
     which = bench.add_subparsers(dest="benchmark", required=True)
     for name, module in BENCHMARKS.items():
@@ -31,6 +32,12 @@ def main() -> None:
     options = parser().parse_args()
     if options.command == "info":
         info.show()
+        return
+    if options.command == "schemes":
+        rows = list(schemes.table())
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
         return
     tables: list[Table] = BENCHMARKS[options.benchmark].run(options)
     if options.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
@@ -19,7 +19,9 @@ class Allgatherv:
     message : Message
         This rank's message; the driver writes its header.
     fixed : bool
-        Whether every rank knows that all messages are of one size. If not, sizes are exchanged first.
+        Whether every rank knows the sizes of all messages. If not, they are exchanged first.
+    sizes : list of int, optional
+        The sizes of all messages, in bytes; by default as that of this rank's.
     finite : bool
         False if this rank's entries are not to be used because some are NaN or Inf. Every rank
         then learns of it from the header and the step is abandoned.
@@ -28,6 +30,7 @@ class Allgatherv:
     message: Message
     fixed: bool = True
     finite: bool = True
+    sizes: list[int] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -52,6 +55,8 @@ class Allreduce:
     mean: Array
     fixed: bool = True
     finite: bool = True
+
+    sizes: ClassVar[None] = None
 
     @property
     def nbytes(self) -> int:

@@ -201,7 +201,7 @@ def _faster(transport: Transport, device: GpuMemoryDevice, request: Collective) 
         for turn in range(TURNS):
             start = perf_counter()
             if isinstance(request, Allgatherv):
-                transport.allgatherv(request.message, [request.nbytes] * transport.size)
+                transport.allgatherv(request.message, request.sizes or [request.nbytes] * transport.size)
             else:
                 transport.allreduce(request.values, request.mean)
             device.settle()

@@ -40,7 +40,7 @@ class Exchange:
             me.sign(request, arrival)
             nbytes = request.nbytes
             if request.fixed and nbytes > 0:
-                sizes = [nbytes] * transport.size
+                sizes = request.sizes or [nbytes] * transport.size
             else:
                 sizes = transport.sizes(FAILED if me.failure else nbytes)
                 if FAILED in sizes:

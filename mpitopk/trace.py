@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpitopk.device.base import Device
 
 PHASES = {
+    "norm": "accumulate",
     "accumulate": "accumulate",
     "accumulate_select": "select",
     "random_indices": "select",

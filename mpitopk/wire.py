@@ -84,34 +84,42 @@ class Message:
     values : array of the wire's type, shape (count + dense,)
     head : memoryview
         The header, in host memory: the first bytes of the buffer, if it is there.
+    dense : int
+        How many values have no index.
+    itemsize : int
+        Bytes of a value; 0 in a message of indices alone.
     """
 
     buffer: Array
     indices: Array
     values: Array
     head: memoryview
+    dense: int
+    itemsize: int
 
     @classmethod
-    def parse(cls, buffer: Array, count: int, dense: int, dtype: str) -> Message:
-        """Return views into a buffer that begins with a message."""
+    def parse(cls, buffer: Array, count: int, dense: int, dtype: str | None) -> Message:
+        """Return views into a buffer that begins with a message; without a dtype it has no values."""
         on_host = isinstance(buffer, np.ndarray)
         head = memoryview(buffer[: HEADER.size] if on_host else bytearray(HEADER.size))  # type: ignore[arg-type]
-        itemsize = np.dtype(dtype).itemsize
+        itemsize = np.dtype(dtype).itemsize if dtype else 0
         at = HEADER.size
         to = at + _padded(4 * count)
         return cls(
             buffer[: message_bytes(count, dense, itemsize)],
             buffer[at : at + 4 * count].view("<u4"),
-            buffer[to : to + itemsize * (count + dense)].view(dtype),
+            buffer[to : to + itemsize * (count + dense)].view(dtype or "uint8"),
             head,
+            dense,
+            itemsize,
         )
 
     @classmethod
-    def blank(cls, buffer: Array, count: int, dense: int, dtype: str, layout: int = 0) -> Message:
+    def blank(cls, buffer: Array, count: int, dense: int, dtype: str | None, layout: int = 0) -> Message:
         """Return a message of zeros in the given buffer, its header begun; `layout`: its digest."""
         message = cls.parse(buffer, count, dense, dtype)
         message.buffer.fill(0)
-        HEADER.pack_into(message.head, 0, MAGIC, Status.FINE, message.values.itemsize, 0, 0, count, layout, 0)
+        HEADER.pack_into(message.head, 0, MAGIC, Status.FINE, message.itemsize, 0, 0, count, layout, 0)
         return message
 
     def sign(self, status: Status, step: int, arrival: int) -> None:
@@ -202,7 +210,7 @@ class Messages:
         return all(words[at : at + ARRIVAL] == mine for at in begins)
 
     def _check(self, rank: int, header: Header, own: Message, layout: int, step: int) -> None:
-        dense, itemsize = own.values.size - own.indices.size, own.values.itemsize
+        dense, itemsize = own.dense, own.itemsize
         expected = {"magic": MAGIC, "layout": layout, "step": step, "itemsize": itemsize}
         for name, right in expected.items():
             if getattr(header, name) != right:

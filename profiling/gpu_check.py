@@ -110,6 +110,7 @@ def ours(device: Any, size: int, density: float, dtype: str) -> dict[str, Callab
     residual, spare = device.zeros(size, "float32"), device.zeros(size, "float32")
     indices, values = device.empty(plan.total, "uint32"), device.empty(plan.total, "float32")
     messages, flag = gathered(device, plan, size), device.zeros(1, "uint32")
+    ones = np.float32(1), np.float32(1)
     kernel, blocks = f"accumulate<{GRADIENTS[str(gradient.dtype)]}>", 16 * processors()
 
     def feedback() -> None:
@@ -118,7 +119,7 @@ def ours(device: Any, size: int, density: float, dtype: str) -> dict[str, Callab
         residual, spare = spare, residual
 
     return {
-        "accumulate": lambda: launch(kernel, blocks, gradient, residual, spare, np.int64(size), flag),
+        "accumulate": lambda: launch(kernel, blocks, gradient, residual, spare, np.int64(size), *ones, flag),
         "accumulate + select": feedback,
         "select": lambda: device.select(x, plan, indices, values),
         "merge of 8": lambda: device.merge(messages, plan.dense, RANKS, spare),

@@ -38,6 +38,16 @@ def follows_the_oracle(world: Any, options: dict[str, Any], steps: int = 5) -> N
         np.testing.assert_array_equal(world.residuals(), expected.residuals)
 
 
+def follows(world: Any, expected: Any, steps: int = 50) -> None:
+    """Mean and residuals are those of an oracle to rounding, for gradients of any numbers."""
+    near = {"rtol": 2e-4, "atol": 2e-4} if expected.values == np.float32 else {"rtol": 2e-3, "atol": 2e-2}
+    for step in range(steps):
+        rng = np.random.default_rng((world.size, step, 7))
+        gradients = rng.standard_normal((world.size, LAYOUT.size)).astype(np.float32)
+        np.testing.assert_allclose(world.step(gradients), expected.step(gradients), **near)
+    np.testing.assert_allclose(world.residuals(), expected.residuals, **near)
+
+
 def conserves(world: Any, steps: int = 4) -> None:
     """Ranks x mean + new residuals = gradients + old residuals, exactly where P is a power of two."""
     old = np.sum(world.residuals(), axis=0, dtype=np.float64)

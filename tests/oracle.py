@@ -20,7 +20,8 @@ def count(density: float, size: int) -> int:
 
 def largest(a: Array, k: int) -> list[int]:
     """Positions of the k first by (magnitude descending, position ascending)."""
-    return sorted(sorted(range(len(a)), key=lambda i: (-abs(a[i]), i))[:k])
+    first: list[int] = np.lexsort((np.arange(len(a)), -np.abs(a)))[:k].tolist()
+    return sorted(first)
 
 
 class TopK:
@@ -43,17 +44,25 @@ class TopK:
         self.residuals = np.zeros((ranks, self.size))
         self.steps = 0
 
-    def selected(self, a: Array) -> list[int]:
+    def chosen(self, a: Array) -> tuple[list[int], list[int]]:
+        """Return the positions of entries that are sent whatever they are, and of the largest others."""
         density, per_segment, dense_below = self.options
         density = density(self.steps) if callable(density) else density
         whole = [i for s, e in self.segments if e - s < dense_below for i in range(s, e)]
         parts = [list(range(s, e)) for s, e in self.segments if e - s >= dense_below]
         if not per_segment:
             parts = [[i for part in parts for i in part]]
+        winners = []
         for part in parts:
-            if part:
-                whole += [part[i] for i in largest(a[part], count(density, len(part)))]
-        return sorted(whole)
+            if part and count(density, len(part)) == len(part):
+                whole += part
+            elif part:
+                winners += [part[i] for i in largest(a[part], count(density, len(part)))]
+        return sorted(whole), sorted(winners)
+
+    def selected(self, a: Array) -> list[int]:
+        whole, winners = self.chosen(a)
+        return sorted(whole + winners)
 
     def step(self, gradients: Array) -> Array:
         """Return the mean; update the residuals."""
@@ -67,3 +76,63 @@ class TopK:
             self.residuals[rank] = a - sent
         self.steps += 1
         return total / len(gradients)
+
+
+class DGC(TopK):
+    """Momentum before the exchange: the residuals are velocities."""
+
+    def __init__(
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        masking: bool = True,
+        clip: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(ranks, segments, **options)
+        self.momentum, self.nesterov, self.masking, self.clip = momentum, nesterov, masking, clip
+        self.momenta = np.zeros((ranks, self.size))
+
+    def step(self, gradients: Array) -> Array:
+        total = np.zeros(self.size)
+        for p, given in enumerate(gradients):
+            g = given.astype(np.float64)
+            if self.clip is not None and np.linalg.norm(g) > 0:
+                g = g * min(1, self.clip / math.sqrt(len(gradients)) / np.linalg.norm(g))
+            if self.nesterov:
+                self.momenta[p] = self.momentum * (self.momenta[p] + g)
+                v = self.residuals[p] + self.momenta[p] + g
+            else:
+                self.momenta[p] = self.momentum * self.momenta[p] + g
+                v = self.residuals[p] + self.momenta[p]
+            whole, winners = self.chosen(v)
+            sent = np.zeros(self.size)
+            sent[whole + winners] = v[whole + winners].astype(self.values).astype(np.float64)
+            total += sent
+            self.residuals[p] = v - sent
+            if self.masking:
+                self.momenta[p, winners] = 0
+        self.steps += 1
+        return total / len(gradients)
+
+
+class ScaleCom(TopK):
+    """The indices are those of the rank whose turn it is; the residuals are the memory m."""
+
+    def __init__(
+        self, ranks: int, segments: list[tuple[int, int]], *, beta: float = 1, **options: Any
+    ) -> None:
+        super().__init__(ranks, segments, **options)
+        self.beta = beta
+
+    def step(self, gradients: Array) -> Array:
+        candidates = self.residuals + gradients
+        at = self.selected(candidates[self.steps % len(gradients)])
+        sent = np.zeros_like(candidates)
+        sent[:, at] = candidates[:, at]
+        self.residuals = (1 - self.beta) * self.residuals + self.beta * (candidates - sent)
+        self.steps += 1
+        return sent.sum(axis=0) / len(gradients)

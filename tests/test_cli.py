@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from mpitopk import SCHEMES
+
 MPIEXEC = next(
     path for path in (str(Path(sys.executable).parent / "mpiexec"), shutil.which("mpiexec")) if path
 )
@@ -102,3 +104,12 @@ def test_a_misspelt_benchmark_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "select" in done.stderr
+
+
+def test_schemes_are_listed_with_their_options() -> None:
+    heading, *rows = cli("schemes").splitlines()
+    assert heading.split()[:3] == ["name", "paper", "sends"]
+    assert [row.split()[0] for row in rows] == list(SCHEMES)
+    (dgc,) = [row for row in rows if row.startswith("dgc ")]
+    assert "Lin et al. 2018" in dgc
+    assert "momentum=0.9" in dgc

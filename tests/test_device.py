@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpitopk.device.reference import permuted
+from mpitopk.device.reference import ReferenceDevice, permuted
 from mpitopk.layout import Layout
 from mpitopk.plan import Plan, make_plan
 from mpitopk.typing import Array
@@ -94,6 +94,30 @@ def test_nonfinite_entries_are_found(device: str, dtype: str, bad: float, where:
     assert on.finite(x)
     assert on.accumulate(x, None, out)
     assert out.tolist() == [float(i != where) for i in range(100)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
+@pytest.mark.parametrize("n", [0, 1, 255, 4097, 70_001])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weighted_sums_and_norms(device: str, dtype: str, n: int, threads: int) -> None:
+    """The reference in float64 to rounding; the reference device to the bit."""
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
+    wide, rng = "float64" if dtype == "float64" else "float32", np.random.default_rng(n)
+    x = rng.standard_normal(n).astype(np.float32)
+    g = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
+    exact = (g.astype(np.uint32) << 16).view(np.float32) if dtype == "uint16" else g.astype(np.float64)
+    on, reference = opened(device, threads), ReferenceDevice()
+    assert on.norm(g) == reference.norm(g)
+    np.testing.assert_allclose(on.norm(g), np.linalg.norm(exact.astype(np.float64)), rtol=1e-12)
+    residual, out = rng.standard_normal(n).astype(wide), np.empty(n, wide)
+    expected = out.copy()
+    assert on.accumulate(g, residual, out, scale=0.3, keep=0.9)
+    assert reference.accumulate(g, residual, expected, scale=0.3, keep=0.9)
+    assert out.tobytes() == expected.tobytes()
+    np.testing.assert_allclose(out, 0.9 * residual + 0.3 * exact, rtol=1e-5, atol=1e-6)
+    assert on.accumulate(g, None, out, scale=2)
+    np.testing.assert_array_equal(out, 2 * exact)
 
 
 def test_a_sum_of_finite_entries_may_overflow(device: str) -> None:

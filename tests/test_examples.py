@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mpitopk
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_mlp.py"
 ON_STANDIN = Path(__file__).parent / "cudasim" / "run.py"
 BESIDE = Path(sys.executable).parent / "mpiexec"
@@ -91,7 +93,7 @@ def test_text_is_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", CUDA])
-@pytest.mark.parametrize("scheme", ["topk", "randomk", "dense"])
+@pytest.mark.parametrize("scheme", mpitopk.SCHEMES)
 def test_resume_to_the_bit(tmp_path: Path, scheme: str, device: str) -> None:
     common = ["--data", "synthetic", "--scheme", scheme, "--rate", "0.01", "--hidden", "16", "--steps"]
     train(tmp_path, 2, *common, "6", "--save", "whole", device=device)
@@ -132,6 +134,11 @@ def test_what_users_get_wrong(tmp_path: Path, ranks: int) -> None:
         ("--data-folder", "nowhere"): "there is no train-images-idx3-ubyte",
         ("--data", "synthetic", "--resume", "nothing"): "nothing-0.npz",
         ("--scheme", "dense", "--density", "0.1"): "Dense has no option 'density'",
+        ("--scheme", "dcg"): "there is no scheme 'dcg': did you mean 'dgc'",
+        ("--scheme", "dgc", "--momentun", "0.5"): "did you mean 'momentum'",
+        ("--scheme", "dgc", "--momentum", "1.5"): "momentum is 1.5: give a number from 0",
+        ("--scheme", "dgc", "--optimizer-momentum", "0.9"): "the scheme has momentum already",
+        ("--progress", "--stray"): "--stray is no option with a value",
     }.items():
         done = start(tmp_path, ranks, *arguments)
         assert done.returncode != 0
@@ -158,3 +165,24 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode != 0
     assert "[rank 1] KeyError: 'lost'" in done.stderr
+
+
+def test_a_scheme_takes_its_options_by_name(tmp_path: Path) -> None:
+    text = train(
+        tmp_path,
+        2,
+        *[
+            "--data",
+            "synthetic",
+            "--steps",
+            "3",
+            "--scheme",
+            "dgc",
+            "--momentum",
+            "0.8",
+            "--nesterov",
+            "True",
+        ],
+    )
+    assert "DGC(density=0.01, per_segment=False" in text
+    assert "momentum=0.8, nesterov=True" in text

@@ -98,9 +98,16 @@ class Device(ABC):
         """Set the entries that are NaN or Inf to zero, in place; return how many there were."""
 
     @abstractmethod
-    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
-        """Write residual + gradient (or the gradient, converted) to `out`: T[n].
+    def norm(self, x: Array) -> float:
+        """Return the 2-norm of a gradient, added up in float64 in a fixed order."""
 
+    @abstractmethod
+    def accumulate(
+        self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
+    ) -> bool:
+        """Write keep * residual + scale * gradient (or scale * gradient) to `out`: T[n].
+
+        Both products are rounded to T, and then the sum. `out` may be one of the two arrays.
         Returns whether every entry written is finite.
         """
 

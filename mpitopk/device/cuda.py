@@ -18,6 +18,7 @@ from mpitopk.device.launch import (
     THREADS,
     VALUES,
     Array,
+    allocate,
     clear,
     launch,
     processors,
@@ -35,7 +36,7 @@ OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
 
 STRETCH = 4096
-"""Entries that a block merges."""
+"""Entries that a block merges, or adds up."""
 
 
 def usable() -> str:
@@ -107,10 +108,26 @@ class CudaDevice(GpuMemoryDevice):
         launch(kernel, self._blocks(x.size), x, np.int64(x.size), total)
         return value(total)
 
-    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
+    def norm(self, x: Array) -> float:
+        kernel, n = f"squares<{GRADIENTS[str(x.dtype)]}>", x.size
+        while n > 0:
+            blocks = -(-n // STRETCH)
+            sums = allocate(blocks, "float64")
+            launch(kernel, blocks, x, np.int64(n), sums)
+            if blocks == 1:
+                return float(np.sqrt(cupy.asnumpy(sums)[0]))
+            kernel, x, n = "sums", sums, blocks
+        return 0.0
+
+    def accumulate(
+        self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
+    ) -> bool:
         flag, _ = self._cleared()
-        kernel = f"accumulate<{GRADIENTS[str(gradient.dtype)]}>"
-        launch(kernel, self._blocks(out.size), gradient, residual, out, np.int64(out.size), flag)
+        kernel, factors = (
+            f"accumulate<{GRADIENTS[str(gradient.dtype)]}>",
+            (np.float32(scale), np.float32(keep)),
+        )
+        launch(kernel, self._blocks(out.size), gradient, residual, out, np.int64(out.size), *factors, flag)
         return value(flag) == 0
 
     def accumulate_select(

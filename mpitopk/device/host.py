@@ -55,8 +55,13 @@ class HostDevice(HostMemoryDevice):
     def zero_nonfinite(self, x: Array) -> int:
         return self.engine.zero_nonfinite(x)
 
-    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
-        return self.engine.accumulate(gradient, residual, out)
+    def norm(self, x: Array) -> float:
+        return self.engine.norm(x)
+
+    def accumulate(
+        self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
+    ) -> bool:
+        return self.engine.accumulate(gradient, residual, out, scale, keep)
 
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array

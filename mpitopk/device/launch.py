@@ -20,11 +20,11 @@ FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elemen
 GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
-    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "all_finite", "zero_nonfinite", "take")
+    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take")
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
-    *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads"),
+    *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums"),
 )  # fmt: skip
 THREADS = 256
 

@@ -48,6 +48,17 @@ def positions(plan: Plan, group: int) -> Array:
     return np.concatenate([np.arange(start, stop) for start, stop, _ in rows])
 
 
+def _sums(x: Array) -> Array:
+    """Return the sum of each stretch of 4096: 256 sums of every 256th entry, added up by halves."""
+    lanes = np.append(x, np.zeros(-x.size % 4096)).reshape(-1, 16, 256)
+    sums = np.add.reduce(lanes, axis=1)
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    added: Array = sums[:, 0]
+    return added
+
+
 def splitmix64(z: int) -> int:
     """Return 64 well-mixed bits (Steele, Lea & Flood 2014)."""
     mask = (1 << 64) - 1
@@ -103,10 +114,20 @@ class ReferenceDevice(HostMemoryDevice):
         x[bad] = 0
         return int(bad.sum())
 
-    def accumulate(self, gradient: Array, residual: Array | None, out: Array) -> bool:
-        wide = widen(gradient, str(out.dtype))
+    def norm(self, x: Array) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(out, wide) if residual is None else np.add(residual, wide, out=out)
+            sums = widen(x, "float64").astype(np.float64) ** 2
+            while sums.size > 1:
+                sums = _sums(sums)
+            return float(np.sqrt(sums[0])) if sums.size else 0.0
+
+    def accumulate(
+        self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
+    ) -> bool:
+        number = out.dtype.type
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = number(scale) * widen(gradient, str(out.dtype))
+            np.copyto(out, scaled) if residual is None else np.add(number(keep) * residual, scaled, out=out)
         return bool(np.isfinite(out).all())
 
     def accumulate_select(

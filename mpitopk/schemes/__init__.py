@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
 from mpitopk.errors import ConfigError, nearest
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
+from mpitopk.schemes.dgc import DGC
 from mpitopk.schemes.randomk import RandomK
+from mpitopk.schemes.scalecom import ScaleCom
 from mpitopk.schemes.topk import TopK
 
-SCHEMES: dict[str, type[Scheme]] = {"dense": Dense, "topk": TopK, "randomk": RandomK}
+SCHEMES: dict[str, type[Scheme]] = {
+    "dense": Dense,
+    "topk": TopK,
+    "randomk": RandomK,
+    "dgc": DGC,
+    "scalecom": ScaleCom,
+}
 
 
 def make_scheme(name: str, **options: Any) -> Scheme:
@@ -39,16 +48,30 @@ def make_scheme(name: str, **options: Any) -> Scheme:
     return scheme(**options)
 
 
+def table() -> Iterator[tuple[str, ...]]:
+    """Yield a heading, and then a row for each scheme: its name, what to know of it, and its options."""
+    yield "name", "paper", "sends", "collectives", "memory", "options"
+    for name, scheme in SCHEMES.items():
+        options = [
+            f.name if f.default is MISSING else f"{f.name}={f.default!r}"
+            for f in fields(scheme)  # type: ignore[arg-type]
+        ]
+        yield name, *(text or "-" for text in scheme.about), ", ".join(options)
+
+
 __all__ = [
+    "DGC",
     "SCHEMES",
     "Dense",
     "Density",
     "RandomK",
     "Rank",
+    "ScaleCom",
     "Scheme",
     "Sparse",
     "State",
     "Steps",
     "TopK",
     "make_scheme",
+    "table",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from mpitopk.collectives import Collective
 from mpitopk.errors import ConfigError, nearest
@@ -65,8 +65,22 @@ class State(ABC):
         """The arrays that belong into a checkpoint, each as long as the layout; sums are preserved."""
 
 
+class About(NamedTuple):
+    """What to know of a scheme before using it: sizes for n entries of which k are sent."""
+
+    paper: str
+    sends: str
+    collectives: str
+    memory: str
+    """Numbers that each rank keeps, scratch of the same size included."""
+
+
 class Scheme(ABC):
     """How gradients are compressed and combined."""
+
+    about: ClassVar[About]
+    has_momentum: ClassVar[bool] = False
+    """Whether it applies momentum itself, so that the optimiser must not."""
 
     def __new__(cls, *_: Any, **options: Any) -> Scheme:
         """Refuse unknown options by name, before the dataclass does so less helpfully."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpitopk.collectives import Allreduce
-from mpitopk.schemes.base import Rank, Scheme, Sparse, State, Steps
+from mpitopk.schemes.base import About, Rank, Scheme, Sparse, State, Steps
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
@@ -40,6 +40,8 @@ class Dense(Scheme):
     The two lines that it replaces: `comm.Allreduce(gradient, mean); mean /= comm.size`. 16-bit
     gradients are summed, and sent, in float32.
     """
+
+    about = About("", "n values", "allreduce", "n")
 
     def init(self, rank: Rank) -> _Buffers:
         return _Buffers(rank)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpitopk.collectives import Allreduce
 from mpitopk.device.reference import splitmix64
 from mpitopk.errors import ConfigError
-from mpitopk.schemes.base import Rank, Sparse, Steps
+from mpitopk.schemes.base import About, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Sparsifier
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class RandomK(Sparsifier):
         If an option is out of range.
     """
 
+    about = About("Stich, Cordonnier & Jaggi 2018", "k values", "allreduce", "2 n")
+
     seed: int = 0
     feedback: bool = True
 
@@ -55,7 +57,7 @@ class RandomK(Sparsifier):
         return Allreduce(state.message.values, state.message.values) if self.fixed else None
 
     def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
-        device, layout = rank.device, rank.layout
+        device = rank.device
         state.prepare(self, rank)
         plan, accumulated = state.plan, state.spare
         residual = state.residual if self.feedback else None
@@ -67,10 +69,5 @@ class RandomK(Sparsifier):
         mean = state.blank("receive", self, rank)
         mean.indices[:] = state.message.indices
         yield Allreduce(state.message.values, mean.values, fixed=self.fixed, finite=finite)
-        rank.sent = rank.held = plan.total + plan.dense_total
-        if self.feedback:
-            state.commit()
-        if sparse:
-            return Sparse(*device.merge_sparse(mean.alone, plan.dense, 1, layout.size, layout.accumulator))
-        device.merge(mean.alone, plan.dense, 1, state.spare)
-        return state.spare
+        rank.sent = plan.total + plan.dense_total
+        return state.finish(rank, mean.alone, 1, sparse=sparse)

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpitopk.errors import ConfigError
 from mpitopk.plan import Plan, make_plan
-from mpitopk.schemes.base import Density, Rank, Scheme, State
-from mpitopk.wire import Message, message_bytes
+from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State
+from mpitopk.wire import Message, Messages, message_bytes
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
@@ -56,10 +56,14 @@ class Sparsifier(Scheme):
         return rank.layout.accumulator
 
     def init(self, rank: Rank) -> Memory:
-        memory = Memory(rank, feedback=self.keeps)
+        memory = self.new_memory(rank)
         if self.fixed:
             memory.prepare(self, rank)
         return memory
+
+    def new_memory(self, rank: Rank) -> Memory:
+        """Return what a rank keeps, before there is a plan."""
+        return Memory(rank, feedback=self.keeps)
 
     def density_at(self, step: int) -> float:
         """Return the density of a step."""
@@ -96,7 +100,7 @@ class Memory(State):
         self.residual = device.zeros(layout.size if feedback else 0, self._accumulator)
         self.spare = device.empty(layout.size, self._accumulator)
         self._density: float | None = None
-        self._room = {name: device.empty(0, "uint8") for name in ("indices", "values", "send", "receive")}
+        self._room: dict[str, Array] = {}
 
     @property
     def saved(self) -> dict[str, Array]:
@@ -104,7 +108,8 @@ class Memory(State):
 
     def commit(self) -> None:
         """Keep what was accumulated and not sent."""
-        self.residual, self.spare = self.spare, self.residual
+        if self._feedback:
+            self.residual, self.spare = self.spare, self.residual
 
     def prepare(self, scheme: Sparsifier, rank: Rank) -> None:
         """Set `plan` and make room for it; nothing happens while the density stays as it is."""
@@ -118,6 +123,20 @@ class Memory(State):
         self.message = self.blank("send", scheme, rank)
         self._density = density
 
+    def finish(self, rank: Rank, messages: Messages, divisor: int, *, sparse: bool) -> Array | Sparse:
+        """Merge messages, count what they hold, commit, and return the mean."""
+        device, layout, dense = rank.device, rank.layout, self.plan.dense
+        merged: Array | Sparse
+        if sparse:
+            merged = Sparse(*device.merge_sparse(messages, dense, divisor, layout.size, layout.accumulator))
+            rank.held = merged.indices.size
+            self.commit()
+            return merged
+        mean = self.residual if self._feedback else self.spare
+        rank.held = device.merge(messages, dense, divisor, mean)
+        self.commit()
+        return mean
+
     def blank(self, name: str, scheme: Sparsifier, rank: Rank) -> Message:
         """Return a message for the present plan, in the room of that name."""
         count, dense, values = self.plan.total, self.plan.dense_total, scheme.values_type(rank)
@@ -125,6 +144,6 @@ class Memory(State):
         return Message.blank(room, count, dense, values, rank.layout.digest)
 
     def _grown(self, name: str, nbytes: int) -> Array:
-        if self._room[name].size < nbytes:
+        if name not in self._room or self._room[name].size < nbytes:
             self._room[name] = self._device.empty(nbytes, "uint8")
         return self._room[name][:nbytes]

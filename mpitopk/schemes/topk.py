@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allgatherv
 from mpitopk.errors import ConfigError, nearest
-from mpitopk.schemes.base import Rank, Sparse, Steps
+from mpitopk.schemes.base import About, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Sparsifier
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class TopK(Sparsifier):
     'TopK(density=0.01, per_segment=False, dense_below=1024, values=None)'
     """
 
+    about = About("Aji & Heafield 2017; Alistarh et al. 2018", "k values, k indices", "allgatherv", "2 n")
+
     values: str | None = None
 
     def __post_init__(self) -> None:
@@ -61,26 +63,18 @@ class TopK(Sparsifier):
     def stand_in(self, state: Memory) -> Allgatherv | None:
         return Allgatherv(state.message) if self.fixed else None
 
-    def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
-        device = rank.device
-        state.prepare(self, rank)
-        plan, accumulated = state.plan, state.spare
-        finite = device.accumulate_select(
-            gradient, state.residual, accumulated, plan, state.indices, state.values
+    def select(self, rank: Rank, state: Memory, gradient: Array) -> bool:
+        """Accumulate the gradient in `state.spare` and move the winners out; return whether all is finite."""
+        return rank.device.accumulate_select(
+            gradient, state.residual, state.spare, state.plan, state.indices, state.values
         )
+
+    def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
+        state.prepare(self, rank)
+        plan = state.plan
+        finite = self.select(rank, state, gradient)
         if finite:
-            device.pack(accumulated, plan, state.indices, state.values, state.message)
+            rank.device.pack(state.spare, plan, state.indices, state.values, state.message)
         rank.sent = plan.total + plan.dense_total
         messages = yield Allgatherv(state.message, fixed=self.fixed, finite=finite)
-        if sparse:
-            merged = Sparse(
-                *device.merge_sparse(
-                    messages, plan.dense, rank.size, rank.layout.size, rank.layout.accumulator
-                )
-            )
-            rank.held = merged.indices.size
-            state.commit()
-            return merged
-        rank.held = device.merge(messages, plan.dense, rank.size, state.residual)
-        state.commit()
-        return state.spare
+        return state.finish(rank, messages, rank.size, sparse=sparse)

@@ -18,6 +18,7 @@ struct Bfloat16 {
 
 __device__ inline unsigned key_of(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
+__device__ inline double widen(double x) { return x; }
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(Bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 __device__ inline float widen(Half x) {

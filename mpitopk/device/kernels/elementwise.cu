@@ -6,18 +6,45 @@ __device__ inline long long first_entry() {
 }
 __device__ inline long long threads_in_all() { return static_cast<long long>(gridDim.x) * THREADS; }
 
-// Reads 4 n (2 n of 16 bits) and with a residual 4 n more, writes 4 n.
+// Reads 4 n (2 n of 16 bits) and with a residual 4 n more, writes 4 n. `out` may be one of both.
 template <class G>
 __global__ void __launch_bounds__(THREADS) accumulate(const G* gradient, const float* residual, float* out, long long n,
-                                                      unsigned* flag) {
+                                                      float scale, float keep, unsigned* flag) {
   unsigned most = 0;
   for (long long i = first_entry(); i < n; i += threads_in_all()) {
-    const float x = widen(gradient[i]);
-    const float sum = residual == nullptr ? x : __fadd_rn(residual[i], x);
+    const float x = __fmul_rn(scale, widen(gradient[i]));
+    const float sum = residual == nullptr ? x : __fadd_rn(__fmul_rn(keep, residual[i]), x);
     out[i] = sum;
     most = max(most, key_of(sum));
   }
   if (most >= INFINITE) atomicOr(flag, 1u);
+}
+
+// The sums of x, or of its squares, over stretches of 16 THREADS entries, in a fixed order. Reads each once.
+// Squares of at most 24 bits are exact, so that fused operations change nothing.
+template <class G>
+__device__ void sum_stretch(const G* x, long long n, double* out, bool squared) {
+  __shared__ double sums[THREADS];
+  const long long begin = blockIdx.x * 16LL * THREADS + threadIdx.x;
+  double sum = 0;
+  for (long long i = begin; i < min(n, begin + 16LL * THREADS); i += THREADS) {
+    const double value = widen(x[i]);
+    sum += squared ? value * value : value;
+  }
+  sums[threadIdx.x] = sum;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
+}
+
+template <class G>
+__global__ void __launch_bounds__(THREADS) squares(const G* x, long long n, double* out) {
+  sum_stretch(x, n, out, true);
+}
+__global__ void __launch_bounds__(THREADS) sums(const double* x, long long n, double* out) {
+  sum_stretch(x, n, out, false);
 }
 
 template <class G>

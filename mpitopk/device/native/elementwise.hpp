@@ -32,11 +32,11 @@ struct ZeroNonfinite {
 
 struct Accumulate {
   template <Isa, class T, class G>
-  MPITOPK_INLINE static bool run(const G* gradient, const T* residual, T* out, size_t size) {
+  MPITOPK_INLINE static bool run(const G* gradient, const T* residual, T* out, size_t size, T scale, T keep) {
     Bits<T> most = 0;
     for (size_t i = 0; i < size; ++i) {
-      const T value = widen<T>(gradient[i]);
-      out[i] = residual == nullptr ? value : residual[i] + value;
+      const T value = scale * widen<T>(gradient[i]);
+      out[i] = residual == nullptr ? value : keep * residual[i] + value;
       most = std::max(most, key_of(out[i]));
     }
     return most < Format<T>::infinity;
@@ -52,6 +52,32 @@ struct Divide {
       most = std::max(most, key_of(x[i]));
     }
     return most < Format<T>::infinity;
+  }
+};
+
+// Sum of the squares, or of the numbers themselves, of each stretch of `stretch` entries: `lanes` sums of
+// every lanes-th entry, added up by halves. The order is fixed, so that the sum is the same everywhere.
+struct Sum {
+  static constexpr size_t lanes = 256;
+  static constexpr size_t stretch = 16 * lanes;
+
+  template <Isa, class G>
+  MPITOPK_INLINE static void run(const G* x, size_t size, double* out, bool squared) {
+    for (size_t begin = 0; begin < size; begin += stretch, ++out) {
+      const size_t end = std::min(size, begin + stretch);
+      double sums[lanes] = {};
+      for (size_t i = begin; i < end; i += lanes) {
+        const size_t width = std::min(lanes, end - i);
+        for (size_t j = 0; j < width; ++j) {
+          const double value = widen<double>(x[i + j]);
+          sums[j] += squared ? value * value : value;
+        }
+      }
+      for (size_t half = lanes / 2; half > 0; half /= 2) {
+        for (size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
+      }
+      *out = sums[0];
+    }
   }
 };
 

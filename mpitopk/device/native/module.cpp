@@ -148,7 +148,8 @@ class Engine {
     });
   }
 
-  bool accumulate(const py::array& gradient, const std::optional<py::array>& residual, const py::array& out) {
+  bool accumulate(const py::array& gradient, const std::optional<py::array>& residual, const py::array& out,
+                  double scale, double keep) {
     return with_gradient(gradient, out, [&](auto g, auto o) {
       using T = std::remove_pointer_t<decltype(o.data)>;
       const T* r = nullptr;
@@ -160,8 +161,26 @@ class Engine {
       const py::gil_scoped_release unlocked;
       return all_parts(pool_, o.size, [&](size_t i, size_t n) {
         const T* from = r == nullptr ? nullptr : r + i;
-        return run_on<Accumulate>(isa_, g.data + i, from, o.data + i, n);
+        return run_on<Accumulate>(isa_, g.data + i, from, o.data + i, n, static_cast<T>(scale), static_cast<T>(keep));
       });
+    });
+  }
+
+  double norm(const py::array& x) {
+    return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
+      const py::gil_scoped_release unlocked;
+      auto stretches = [](size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; };
+      std::vector<double> sums(stretches(v.size));
+      for_parts(pool_, sums.size() * Sum::stretch, [&](size_t i, size_t n) {
+        const size_t end = std::min(v.size, i + n);
+        if (i < end) run_on<Sum>(isa_, v.data + i, end - i, sums.data() + i / Sum::stretch, true);
+      });
+      while (sums.size() > 1) {
+        std::vector<double> fewer(stretches(sums.size()));
+        run_on<Sum>(isa_, static_cast<const double*>(sums.data()), sums.size(), fewer.data(), false);
+        sums = std::move(fewer);
+      }
+      return sums.empty() ? 0.0 : std::sqrt(sums[0]);
     });
   }
 
@@ -397,7 +416,9 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("candidates", &Engine::candidates)
       .def("finite", &Engine::finite)
       .def("zero_nonfinite", &Engine::zero_nonfinite)
-      .def("accumulate", &Engine::accumulate)
+      .def("accumulate", &Engine::accumulate, py::arg("gradient"), py::arg("residual"), py::arg("out"),
+           py::arg("scale") = 1.0, py::arg("keep") = 1.0)
+      .def("norm", &Engine::norm)
       .def("accumulate_select", &Engine::accumulate_select)
       .def("select", &Engine::select)
       .def("random_indices", &Engine::random_indices)

@@ -1,0 +1,109 @@
+"""Deep gradient compression: top-k of locally accumulated momentum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitopk.errors import ConfigError
+from mpitopk.schemes.base import About, Rank
+from mpitopk.schemes.sparsifier import Memory
+from mpitopk.schemes.topk import TopK
+
+if TYPE_CHECKING:
+    from mpitopk.typing import Array
+
+
+class Velocity(Memory):
+    """Error feedback of velocities instead of gradients: `residual` is the velocity not sent yet."""
+
+    def __init__(self, rank: Rank, scheme: DGC) -> None:
+        super().__init__(rank)
+        layout, device = rank.layout, rank.device
+        self.momentum = device.zeros(layout.size, layout.accumulator)
+        self.next_momentum = device.empty(layout.size, layout.accumulator)
+        self.step = device.empty(layout.size if scheme.nesterov else 0, layout.accumulator)
+        self._masked = scheme.masking
+
+    @property
+    def saved(self) -> dict[str, Array]:
+        return {**super().saved, "momentum": self.momentum}
+
+    def commit(self) -> None:
+        if self._masked:
+            self._device.take(self.next_momentum, self.indices, self.values, clear=True)
+        self.momentum, self.next_momentum = self.next_momentum, self.momentum
+        super().commit()
+
+
+@dataclass(frozen=True)
+class DGC(TopK):
+    """Momentum is applied by every rank to its own gradients, before the largest entries are sent.
+
+    Lin et al., "Deep gradient compression", ICLR 2018, sections 3.1 to 3.3: with momentum applied after
+    the exchange, entries that were delayed have lost their weight. With u the momentum and v the velocity
+    of a rank: u = m u + g, v = v + u; the largest entries of v are sent, and cleared in v and, by momentum
+    factor masking, in u. **The optimiser must not apply momentum to the mean.** The selection is exact;
+    the paper's estimates the threshold from a sample and sends about as many. `mpitopk.warmup` is its
+    schedule of densities.
+
+    Parameters
+    ----------
+    density, per_segment, dense_below, values
+        See `TopK`. Entries that are sent dense keep their momentum, so that a density of 1 is dense SGD
+        with momentum.
+    momentum : float
+        m, in [0, 1).
+    nesterov : bool
+        Nesterov's form: u = m (u + g), v = v + u + g.
+    masking : bool
+        Whether the momentum of entries that are sent is cleared.
+    clip : float, optional
+        2-norm to which a single worker would clip its gradient; P ranks clip to clip / sqrt(P) each.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range.
+
+    Notes
+    -----
+    Memory: four buffers of the layout's length (five with `nesterov`). Weight decay belongs into the
+    gradient that is given, not after the exchange.
+    """
+
+    about = About("Lin et al. 2018", "k values, k indices", "allgatherv", "4 n")
+    has_momentum = True
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.momentum, int | float) or not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum is {self.momentum!r}: give a number from 0 and below 1")
+        if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < math.inf):
+            raise ConfigError(f"clip is {self.clip!r}: give a number above 0, or None")
+
+    def new_memory(self, rank: Rank) -> Velocity:
+        return Velocity(rank, self)
+
+    def select(self, rank: Rank, state: Velocity, gradient: Array) -> bool:  # type: ignore[override]
+        device, m = rank.device, self.momentum
+        scale = self._scale(rank, gradient)
+        of_gradient = m * scale if self.nesterov else scale
+        device.accumulate(gradient, state.momentum, state.next_momentum, scale=of_gradient, keep=m)
+        step = state.next_momentum
+        if self.nesterov:
+            step = state.step
+            device.accumulate(gradient, state.next_momentum, step, scale=scale)
+        return super().select(rank, state, step)
+
+    def _scale(self, rank: Rank, gradient: Array) -> float:
+        if self.clip is None:
+            return 1.0
+        norm, most = rank.device.norm(gradient), self.clip / math.sqrt(rank.size)
+        return most / norm if norm > most else 1.0
