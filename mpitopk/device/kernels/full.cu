@@ -6,6 +6,7 @@
 //   settle        where they go
 //   gather        winners to their places, ascending by index
 //
+// For n entries of 4 bytes each `digit`, tally and gather read 4 n; gather writes 8 k, and 4 k to clear.
 // `draw` and the kernels after it do the same with entries drawn at random.
 #include "select.cuh"
 

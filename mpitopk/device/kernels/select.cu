@@ -5,8 +5,9 @@
 //   refine   the k-th magnitude among the few candidates, and where the winners of each tile go
 //   emit     winners to their places, ascending by index
 //
-// For n entries of 4 bytes, k winners and c candidates (1.1 to 2 k): scan reads 8 n and writes 4 n + 8 c,
-// refine reads 4 c, emit reads 8 c and writes 8 k, and up to 4 (c - k) to the accumulator.
+// For n entries of 4 bytes, k winners and c candidates (1.1 to 2.5 k): window reads 8 n / 64, but at most
+// 256 KiB, scan reads 8 n and writes 4 n + 8 c, refine reads 4 c, emit reads 4 c + 4 k and writes 8 k, and
+// up to 4 k to the accumulator.
 // Where the window was missed, or held too many candidates, full.cu selects without one.
 #include "select.cuh"
 
