@@ -57,6 +57,7 @@ class Allreduce:
     finite: bool = True
 
     sizes: ClassVar[None] = None
+    """All ranks contribute as much."""
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mpitopk.agreement import together
 from mpitopk.collectives import Allgatherv, Collective
 from mpitopk.errors import DeviceError, nearest
 from mpitopk.transport import CUDA_AWARE, Transport
@@ -45,15 +46,7 @@ class Route(NamedTuple):
         return f"messages in {'memory of the GPU' if self.direct else 'pinned host memory'} ({self.reason})"
 
 
-def wish() -> str:
-    """Return what the environment asks for."""
-    asked = os.environ.get(CUDA_AWARE, "auto")
-    if asked not in CHOICES:
-        raise DeviceError(f"{CUDA_AWARE} is {asked!r}: {nearest(asked, CHOICES)}")
-    return asked
-
-
-def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | None) -> Route:
+def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | None) -> None:
     """Decide how messages travel, in the same way on all ranks, and let them (collective).
 
     Parameters
@@ -64,10 +57,13 @@ def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | 
 
     Raises
     ------
-    DeviceError
-        On all ranks, if the environment asks for memory of the GPU and MPI does not move it.
+    DeviceError, ExchangeError
+        On all ranks, if the environment asks for memory of the GPU and MPI does not move it, or if a rank
+        has no memory for what it sends.
     """
-    asked = wish()
+    asked = os.environ.get(CUDA_AWARE, "auto")
+    if asked not in CHOICES:
+        raise DeviceError(f"{CUDA_AWARE} is {asked!r}: {nearest(asked, CHOICES)}")
     route = Route(False, f"{CUDA_AWARE} is 0")
     if asked == "auto":
         says, where = hint()
@@ -82,10 +78,15 @@ def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | 
     if asked == "auto" and route.direct and request is not None:
         route = _faster(transport, device, request)
     _use(transport, device, route.direct)
-    places = transport.gather_objects(device.place)
+
+    def make_room() -> str:
+        if request is not None:
+            device.staged(request.message.buffer if isinstance(request, Allgatherv) else request.values)
+        return device.place
+
+    places = together(transport.gather_objects, transport.rank, make_room, lambda place: place).every
     if transport.rank == 0:
         logging.getLogger("mpitopk").info("ranks on %s; %s", ", ".join(places), route)
-    return route
 
 
 def _agreed(transport: Transport, route: Route, why_not: str) -> Route:
@@ -207,11 +208,8 @@ def _faster(transport: Transport, device: GpuMemoryDevice, request: Collective) 
             device.settle()
             if turn > 0:
                 taken[direct].append(perf_counter() - start)
-    slowest = [max(times) for times in zip(*_medians(transport, taken), strict=True)]
-    ratio = slowest[0] / slowest[1]
+    medians = transport.gather_objects((median(taken[True]), median(taken[False])))
+    there, staged = (max(times) for times in zip(*medians, strict=True))
+    ratio = there / staged
     compared = f"{max(ratio, 1 / ratio):.1f} times as fast as the other way for {request.nbytes} bytes a rank"
     return Route(ratio <= 1, compared)
-
-
-def _medians(transport: Transport, taken: dict[bool, list[float]]) -> list[tuple[float, float]]:
-    return transport.gather_objects((median(taken[True]), median(taken[False])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from mpitopk.costs import allreduce_bytes, break_even
 from mpitopk.errors import CompressionWarning
 
 if TYPE_CHECKING:
-    from mpitopk.schemes.base import Rank
+    from mpitopk.schemes.base import Rank, Scheme
 
 
 @dataclass
@@ -54,11 +53,11 @@ class Metrics:
         self.density = rank.sent / max(1, layout.size)
         self.union = rank.held / max(1, layout.size)
 
-    def warn_if_dear(self, describe: Callable[[], str], rank: Rank) -> None:
+    def warn_if_dear(self, scheme: Scheme, rank: Rank) -> None:
         """Warn, on rank 0 after the first step, if a dense allreduce would have moved less."""
         if rank.id == 0 and self.steps == 1 and self.bytes >= self.dense_bytes > 0 and self.density < 1:
             warnings.warn(
-                f"{describe()} moves {self.bytes} bytes a step and rank, a dense allreduce "
+                f"{scheme.describe()} moves {self.bytes} bytes a step and rank, a dense allreduce "
                 f"{self.dense_bytes}: lower the density (an allgatherv pays below about "
                 f"{break_even(rank.size, 4):.2g} on this many ranks), or use Dense()",
                 CompressionWarning,

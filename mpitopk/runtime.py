@@ -199,7 +199,7 @@ class Runtime:
             request = me.resume(result)
             if request is None:
                 self._metrics.count(me.rank)
-                self._metrics.warn_if_dear(self.scheme.describe, me.rank)
+                self._metrics.warn_if_dear(self.scheme, me.rank)
                 return me.result
 
     def _end_together(self, sparse: bool) -> Array | Sparse:

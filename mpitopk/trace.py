@@ -128,7 +128,7 @@ class Trace:
 
     def exchanged(self, arrival: int, slowest: int) -> None:
         """Split an exchange that has just ended into waiting for the slowest rank and transfer."""
-        stop = perf_counter_ns() + self.offset
+        stop = self.now()
         slowest = min(max(slowest, arrival), stop)
         self.add("wait", arrival, slowest)
         self.add("transfer", slowest, stop)

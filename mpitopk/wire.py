@@ -5,7 +5,7 @@ bytes    field
 =======  ====================================================================================
 0-3      magic ``mTk1``
 4        status: 0 fine, 1 the accumulated gradient is not finite, 2 the rank has failed
-5        size of a value in bytes
+5        size of a value in bytes; 0 in a message of indices alone
 6-7      zero
 8-15     step
 16-23    count: entries sent with an index
@@ -36,7 +36,6 @@ MAGIC = int.from_bytes(b"mTk1", "little")
 HEADER = Struct("<IBBHqqQq")
 STEP, COUNT, ARRIVAL = 1, 2, 4  # which word
 STATUS_AT = 4  # which byte
-
 
 Heads: TypeAlias = tuple[memoryview, list[int]]
 

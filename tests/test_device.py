@@ -97,8 +97,8 @@ def test_nonfinite_entries_are_found(device: str, dtype: str, bad: float, where:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
-@pytest.mark.parametrize("n", [0, 1, 255, 4097, 70_001])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("n", [0, 1, 255, 4097, 70_001, 300_007])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_weighted_sums_and_norms(device: str, dtype: str, n: int, threads: int) -> None:
     """The reference in float64 to rounding; the reference device to the bit."""
     if not computes(device, dtype):

@@ -5,6 +5,7 @@ An operation waits for the GPU where it returns a value, and only there.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ class CudaDevice(GpuMemoryDevice):
         self._heads = self.empty(0, "uint8")
         self._merged = self.empty(0, "uint32"), self.empty(0, "float32")
         self._sizes = self.empty(0, "uint32")
+        self._sums = allocate(0, "float64")
 
     @property
     def fallbacks(self) -> int:
@@ -109,24 +111,24 @@ class CudaDevice(GpuMemoryDevice):
         return value(total)
 
     def norm(self, x: Array) -> float:
-        kernel, n = f"squares<{GRADIENTS[str(x.dtype)]}>", x.size
-        while n > 0:
+        if x.size == 0:
+            return 0.0
+        kernel, n, start = f"squares<{GRADIENTS[str(x.dtype)]}>", x.size, 0
+        if self._sums.size < 2 + n // (STRETCH - 1):
+            self._sums = allocate(2 + n // (STRETCH - 1), "float64")
+        while kernel != "sums" or n > 1:
             blocks = -(-n // STRETCH)
-            sums = allocate(blocks, "float64")
-            launch(kernel, blocks, x, np.int64(n), sums)
-            if blocks == 1:
-                return float(np.sqrt(cupy.asnumpy(sums)[0]))
-            kernel, x, n = "sums", sums, blocks
-        return 0.0
+            to = self._sums[start : start + blocks]
+            launch(kernel, blocks, x, np.int64(n), to)
+            kernel, x, n, start = "sums", to, blocks, start + blocks
+        return math.sqrt(cupy.asnumpy(x)[0])
 
     def accumulate(
         self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
     ) -> bool:
         flag, _ = self._cleared()
-        kernel, factors = (
-            f"accumulate<{GRADIENTS[str(gradient.dtype)]}>",
-            (np.float32(scale), np.float32(keep)),
-        )
+        kernel = f"accumulate<{GRADIENTS[str(gradient.dtype)]}>"
+        factors = np.float32(scale), np.float32(keep)
         launch(kernel, self._blocks(out.size), gradient, residual, out, np.int64(out.size), *factors, flag)
         return value(flag) == 0
 

@@ -124,10 +124,11 @@ class ReferenceDevice(HostMemoryDevice):
     def accumulate(
         self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
     ) -> bool:
-        number = out.dtype.type
+        number, wide = out.dtype.type, widen(gradient, str(out.dtype))
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = number(scale) * widen(gradient, str(out.dtype))
-            np.copyto(out, scaled) if residual is None else np.add(number(keep) * residual, scaled, out=out)
+            scaled = wide if scale == 1 else number(scale) * wide
+            kept = residual if residual is None or keep == 1 else number(keep) * residual
+            np.copyto(out, scaled) if kept is None else np.add(kept, scaled, out=out)
         return bool(np.isfinite(out).all())
 
     def accumulate_select(

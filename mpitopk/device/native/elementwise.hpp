@@ -81,12 +81,12 @@ struct Sum {
   }
 };
 
-// Call f(first, size) for the parts of [0, size) of all threads.
+// Call f(first, size) for the parts of [0, size) of all threads, which begin at multiples of the grain.
 template <class F>
-void for_parts(Pool& pool, size_t size, F&& f) {
+void for_parts(Pool& pool, size_t size, F&& f, size_t grain = block) {
   const int use = pool.useful(size);
   pool.run(use, [&](int t) {
-    const auto [first, last] = share(size, t, use, block);
+    const auto [first, last] = share(size, t, use, grain);
     f(first, last - first);
   });
 }

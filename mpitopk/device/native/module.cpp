@@ -170,17 +170,17 @@ class Engine {
     return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
       const py::gil_scoped_release unlocked;
       auto stretches = [](size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; };
-      std::vector<double> sums(stretches(v.size));
-      for_parts(pool_, sums.size() * Sum::stretch, [&](size_t i, size_t n) {
-        const size_t end = std::min(v.size, i + n);
-        if (i < end) run_on<Sum>(isa_, v.data + i, end - i, sums.data() + i / Sum::stretch, true);
-      });
-      while (sums.size() > 1) {
-        std::vector<double> fewer(stretches(sums.size()));
-        run_on<Sum>(isa_, static_cast<const double*>(sums.data()), sums.size(), fewer.data(), false);
-        sums = std::move(fewer);
+      sums_.resize(stretches(v.size));
+      auto sum = [&](size_t i, size_t n) {
+        run_on<Sum>(isa_, v.data + i, n, sums_.data() + i / Sum::stretch, true);
+      };
+      for_parts(pool_, v.size, sum, Sum::stretch);
+      while (sums_.size() > 1) {
+        fewer_.resize(stretches(sums_.size()));
+        run_on<Sum>(isa_, static_cast<const double*>(sums_.data()), sums_.size(), fewer_.data(), false);
+        sums_.swap(fewer_);
       }
-      return sums.empty() ? 0.0 : std::sqrt(sums[0]);
+      return sums_.empty() ? 0.0 : std::sqrt(sums_[0]);
     });
   }
 
@@ -402,6 +402,7 @@ class Engine {
   Cut cut_;
   RandomIndices random_;
   size_t candidates_ = 0;
+  std::vector<double> sums_, fewer_;
 };
 
 }  // namespace
