@@ -12,7 +12,7 @@ has returned. If the step is abandoned, the generator is closed at its yield.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -118,9 +118,14 @@ class Scheme(ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def check_options(scheme: type[Scheme], options: Iterable[str]) -> None:
-    """Raise `ConfigError` for an option that the scheme does not have."""
-    known = [field.name for field in fields(scheme)]  # type: ignore[arg-type]
-    for option in options:
+def check_options(scheme: type[Scheme], options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an option that the scheme does not have, or for a switch that is no bool.
+
+    The text "false" would pass for True.
+    """
+    known = {field.name: field.default for field in fields(scheme)}  # type: ignore[arg-type]
+    for option, value in options.items():
         if option not in known:
             raise ConfigError(f"{scheme.__name__} has no option {option!r}: {nearest(option, known)}")
+        if isinstance(known[option], bool) and not isinstance(value, bool):
+            raise ConfigError(f"{option} is {value!r}: give True or False")

@@ -1,0 +1,78 @@
+"""Schemes against their definitions in float64, and what all of them promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bodies
+import oracle
+import pytest
+from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
+
+from mpitopk import DGC, ScaleCom, Simulation, warmup
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "dgc": (DGC, oracle.DGC, {"density": 0.05}),
+    "dgc, nesterov": (DGC, oracle.DGC, {"density": 0.05, "nesterov": True}),
+    "dgc, unmasked": (DGC, oracle.DGC, {"density": 0.05, "masking": False, "momentum": 0.5}),
+    "dgc, clipped": (DGC, oracle.DGC, {"density": 0.05, "clip": 3.0}),
+    "dgc, nesterov, clipped": (DGC, oracle.DGC, {"density": 0.1, "nesterov": True, "clip": 0.5}),
+    "dgc, per segment": (DGC, oracle.DGC, {"density": 0.1, "per_segment": True, "dense_below": 8}),
+    "dgc, everything": (DGC, oracle.DGC, {"density": 1.0}),
+    "dgc, float16": (DGC, oracle.DGC, {"density": 0.1, "values": "float16", "dense_below": 20}),
+    "dgc, warm-up": (DGC, oracle.DGC, {"density": warmup(0.01, 5)}),
+    "scalecom": (ScaleCom, oracle.ScaleCom, {"density": 0.05}),
+    "scalecom, filtered": (ScaleCom, oracle.ScaleCom, {"density": 0.05, "beta": 0.3}),
+    "scalecom, one entry": (ScaleCom, oracle.ScaleCom, {"density": 1e-9, "beta": 0.1}),
+    "scalecom, per segment": (
+        *(ScaleCom, oracle.ScaleCom),
+        {"density": 0.1, "per_segment": True, "dense_below": 8},
+    ),
+    "scalecom, everything": (ScaleCom, oracle.ScaleCom, {"density": 1.0, "beta": 0.5}),
+    "scalecom, schedule": (
+        *(ScaleCom, oracle.ScaleCom),
+        {"density": lambda step: 0.2 / (step + 1), "beta": 0.5},
+    ),
+}
+each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)
+quiet = pytest.mark.filterwarnings("ignore::mpitopk.errors.CompressionWarning")
+
+
+@each_case
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 64])
+def test_simulated_ranks(
+    scheme: Any, definition: Any, options: dict[str, Any], size: int, device: str
+) -> None:
+    world = Simulated(size, LAYOUT, scheme(**options), device=device)
+    bodies.follows(world, definition(size, SEGMENTS, **options), 50 if size < 64 else 12)
+
+
+@pytest.mark.mpi
+@quiet
+@each_case
+def test_real_ranks(comm: Any, scheme: Any, definition: Any, options: dict[str, Any], device: str) -> None:
+    world = Mpi(comm, LAYOUT, scheme(**options), device=device)
+    bodies.follows(world, definition(comm.size, SEGMENTS, **options))
+
+
+@pytest.mark.mpi
+@quiet
+@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("scheme", [DGC(0.1), ScaleCom(0.1)], ids=["dgc", "scalecom"])
+def test_a_rank_with_nan_stops_all_and_nothing_changes(
+    comm: Any, scheme: Any, rank: int, device: str
+) -> None:
+    """Also one that chooses for the others."""
+    gradients, error, match = bodies.broken_gradients(comm.size, rank % comm.size)["nan"]
+    bodies.fails_without_trace(Mpi(comm, LAYOUT, scheme, device=device), gradients, error, match)
+
+
+@pytest.mark.parametrize(("scheme", "options"), [(s, o) for s, _, o in CASES.values()], ids=CASES)
+def test_a_resumed_run_goes_on_to_the_bit(scheme: Any, options: dict[str, Any]) -> None:
+    runs = [Simulation(3, LAYOUT, scheme(**options)) for _ in range(2)]
+    for step in range(4):
+        runs[0].allreduce(whole(3, step))
+    runs[1].load_state_dicts(runs[0].state_dicts())
+    for step in range(4, 8):
+        one, other = (run.allreduce(whole(3, step)) for run in runs)
+        assert bodies.same(one, other)
