@@ -41,7 +41,7 @@ def verdict(reports: list[Report | None], nonfinite: str = "raise") -> MpiTopkEr
         return None
     text = (
         "; ".join(f"rank {r.rank}: {r.text}" for r in given)
-        or "every gradient is finite, but a sum overflowed"
+        or "every gradient is finite, but with the residual, or added up over the ranks, it is too large"
     )
     return NonFiniteError(
         f"{text}; the residual is as before the step: "

@@ -90,7 +90,7 @@ class Participant:
 
     def accepts(self, request: Allgatherv, messages: Messages) -> bool:
         """Return whether all ranks can go on; raise `ExchangeError` on a message from elsewhere."""
-        return messages.all_fine(request.message, layout=self.rank.layout.digest, step=self.rank.step)
+        return messages.all_fine(request.message)
 
     def resume(self, result: object) -> Collective | None:
         """Hand over the result of a collective; return the next one, or None at the step's end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def broadcast(transport: Transport, parameters: Any, device: Device, root: int) 
         for name, array in arrays.items():
             if not array.flags.writeable:
                 raise GradientError(f"{name!r} cannot be written: make a copy")
-        if not isinstance(root, int) or not 0 <= root < transport.size:
+        if not isinstance(root, Integral) or not 0 <= root < transport.size:
             raise GradientError(f"root is {root!r}: give a rank from 0 to {transport.size - 1}")
         return arrays
 

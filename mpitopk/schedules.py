@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 
 from mpitopk.errors import ConfigError
 
@@ -29,6 +30,6 @@ def warmup(density: float, steps: int, factor: float = 0.25) -> Callable[[int], 
     """
     if not 0 < density <= 1 or not 0 < factor < 1:
         raise ConfigError(f"density is {density!r} and factor {factor!r}: give numbers above 0 and below 1")
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(steps, Integral) or steps < 1:
         raise ConfigError(f"steps is {steps!r}: give a whole number from 1")
     return lambda step: max(density, factor ** (1 + step // steps))

@@ -191,16 +191,17 @@ class Messages:
         """Bytes of a value."""
         return self.headers[0].itemsize
 
-    def all_fine(self, own: Message, *, layout: int, step: int) -> bool:
+    def all_fine(self, own: Message) -> bool:
         """Return whether all ranks can go on.
 
-        Raises `ExchangeError` where a message is foreign, out of step or of another form than ours.
+        Raises the same `ExchangeError` on all of them where a message is foreign, out of step or of
+        another form than that of rank 0.
         """
         if self.equal and self._like(own):
             return own.head[STATUS_AT] == Status.FINE
         headers = self.headers
         for rank, header in enumerate(headers):
-            self._check(rank, header, own, layout, step)
+            self._check(rank, header, headers[0], own.dense)
         return all(header.status == Status.FINE for header in headers)
 
     def _like(self, own: Message) -> bool:
@@ -208,16 +209,15 @@ class Messages:
         (words, begins), mine = self.words, own.words[:ARRIVAL]
         return all(words[at : at + ARRIVAL] == mine for at in begins)
 
-    def _check(self, rank: int, header: Header, own: Message, layout: int, step: int) -> None:
-        dense, itemsize = own.dense, own.itemsize
-        expected = {"magic": MAGIC, "layout": layout, "step": step, "itemsize": itemsize}
+    def _check(self, rank: int, header: Header, first: Header, dense: int) -> None:
+        expected = {"magic": MAGIC, "layout": first.layout, "step": first.step, "itemsize": first.itemsize}
         for name, right in expected.items():
             if getattr(header, name) != right:
                 raise ExchangeError(
                     f"the message of rank {rank} has {name} {getattr(header, name)}, expected {right}: "
                     "every rank must call allreduce equally often, on runtimes made together"
                 )
-        if header.count < 0 or message_bytes(header.count, dense, itemsize) != self.sizes[rank]:
+        if header.count < 0 or message_bytes(header.count, dense, header.itemsize) != self.sizes[rank]:
             raise ExchangeError(
                 f"the message of rank {rank} has {self.sizes[rank]} bytes, which {header.count} indexed and "
                 f"{dense} further values do not fill: it was damaged on the way, or its sender has a defect"

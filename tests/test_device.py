@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.reference import ReferenceDevice, permuted
 from mpitopk.layout import Layout
 from mpitopk.plan import Plan, make_plan
@@ -19,8 +20,8 @@ from mpitopk.typing import Array
 from mpitopk.wire import Message, Messages, Status, message_bytes
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SPECIAL = np.array([0, -0.0, 1, -1, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 0.1, -2.5], np.float32).tolist()
-floats = st.one_of(st.sampled_from(SPECIAL), st.floats(-(2.0**127), 2.0**127, width=32))
+SPECIAL = np.array([0, -0.0, 1, -1, 1e-45, -1e-45, 1e-38, 7e28, -7e28, 0.1, -2.5], np.float32).tolist()
+floats = st.one_of(st.sampled_from(SPECIAL), st.floats(-(2.0**95), 2.0**95, width=32))
 
 
 def one_group(n: int, k: int) -> Plan:
@@ -120,12 +121,21 @@ def test_weighted_sums_and_norms(device: str, dtype: str, n: int, threads: int) 
     np.testing.assert_array_equal(out, 2 * exact)
 
 
-def test_a_sum_of_finite_entries_may_overflow(device: str) -> None:
-    on, big = opened(device, 1), np.full(9, 3e38, np.float32)
-    out, entries = np.empty(9, np.float32), (np.empty(2, np.uint32), np.empty(2, np.float32))
-    assert not on.accumulate(big, big, out)
-    assert not on.accumulate_select(big, big, out, one_group(9, 2), *entries)
-    assert not on.divide(np.full(9, np.inf, np.float32), 3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [9, 4099])
+def test_what_would_overflow_in_a_sum_over_ranks_is_not_accumulated(device: str, n: int, dtype: str) -> None:
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
+    on, limit = opened(device, 1), np.dtype(dtype).type(TOO_LARGE[dtype])
+    out, entries = np.empty(n, dtype), (np.empty(2, np.uint32), np.empty(2, dtype))
+    for large, sound in ((np.nextafter(limit, 0), True), (limit, False), (np.finfo(dtype).max, False)):
+        for sign in (1, -1):
+            x = np.zeros(n, dtype)
+            x[n // 2] = sign * large / 2
+            assert on.accumulate(x, x, out) == sound
+            assert on.accumulate_select(x, x, out, one_group(n, 2), *entries) == sound
+            assert on.select(2 * x, one_group(n, 2), *entries) == sound
+    assert not on.divide(np.full(n, np.inf, dtype), 3)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (6, 2), (6, 5), (300, 299), (1000, 1)])

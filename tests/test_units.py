@@ -103,7 +103,7 @@ def test_messages_read_as_they_were_written(count: int, dense: int, dtype: str) 
     message.values[:] = np.arange(count + dense)
     message.sign(Status.FINE, 3, -5)
     every = Messages(np.concatenate([message.buffer] * 2), [0, size], [size] * 2)
-    assert every.all_fine(message, layout=2**64 - 1, step=3)
+    assert every.all_fine(message)
     assert every.latest == -5
     assert every.counts == [count] * 2
     rows = np.array([[0, dense]])
@@ -127,7 +127,7 @@ def test_foreign_and_damaged_headers(at: int, match: str) -> None:
     message, every = two_messages()
     every.buffer[every.starts[1] + at] ^= 1
     with pytest.raises(ExchangeError, match=f"message of rank 1 .*{match}"):
-        every.all_fine(message, layout=7, step=1)
+        every.all_fine(message)
 
 
 @pytest.mark.parametrize("status", [Status.NONFINITE, Status.FAILED])
@@ -138,7 +138,7 @@ def test_a_status_is_seen(status: Status, who: list[int]) -> None:
         every.buffer[every.starts[rank] + 4] = status
     if who == [0, 1]:
         message.sign(status, 1, 0)
-    assert not every.all_fine(message, layout=7, step=1)
+    assert not every.all_fine(message)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=9), st.integers(9, 100))

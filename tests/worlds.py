@@ -24,7 +24,7 @@ class Simulated:
         return got(self.simulation.allreduce([handed(self.device, g) for g in gradients], sparse))
 
     def residuals(self) -> list[Array]:
-        return [got(state["residual"]).copy() for state in self.simulation.residuals]
+        return [got(state["residual"]).copy() for state in self.simulation.residuals if state]
 
     def steps(self) -> int:
         return self.simulation.participants[0].rank.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 
 from mpitopk.device.base import Device
@@ -48,7 +49,7 @@ def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
     """
     if name not in NAMES:
         raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
-    if not isinstance(threads, int) or threads < 1:
+    if not isinstance(threads, Integral) or threads < 1:
         raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
     if name in ("cuda", "cupy"):
         why_not = why_no_gpu()

@@ -6,6 +6,9 @@ is float64, else float32. A gradient is float32, float64, float16 or uint16 (the
 The order of magnitudes is the order of the bit patterns without the sign: Inf is above every finite
 number, NaN above Inf, and -0 equals +0. Winners are the first k by (magnitude descending, index
 ascending). Every operation gives the same bits on every device and for any number of threads.
+
+What is accumulated counts as *sound* while every entry is below `TOO_LARGE`, 2**-32 of what overflows, so
+that sums over the ranks stay finite. NaN and Inf are not sound.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
     from mpitopk.wire import Heads, Message, Messages
+
+TOO_LARGE = {"float32": 2.0**96, "float64": 2.0**992}
 
 
 class Device(ABC):
@@ -108,7 +113,7 @@ class Device(ABC):
         """Write keep * residual + scale * gradient (or scale * gradient) to `out`: T[n].
 
         Both products are rounded to T, and then the sum. `out` may be one of the two arrays.
-        Returns whether every entry written is finite.
+        Returns whether every entry written is sound.
         """
 
     @abstractmethod
@@ -120,7 +125,7 @@ class Device(ABC):
         `indices`: uint32[plan.total] and `values`: T[plan.total] receive the winners, ascending by
         index; `out`: T[n] is zero at the winners. Dense pieces are accumulated and left in `out`.
 
-        Returns whether every accumulated entry is finite. If not, `out`, `indices` and `values` are
+        Returns whether every accumulated entry is sound. If not, `out`, `indices` and `values` are
         unspecified.
         """
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import cupy
+import numpy as np
 
+from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.cuda import CudaDevice
 from mpitopk.device.launch import Array
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
+
+LIMIT = int(np.float32(TOO_LARGE["float32"]).view(np.uint32))
 
 
 class PartitionDevice(CudaDevice):
@@ -31,15 +35,16 @@ class PartitionDevice(CudaDevice):
         return True
 
     def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
-        if not CudaDevice.finite(self, x):
-            return False
-        _select(x, plan, indices, values)
-        return True
+        return _select(x, plan, indices, values)
 
 
-def _select(x: Array, plan: Plan, indices: Array, values: Array) -> None:
-    """Copy the winners of each group; dense pieces, which may lie within a group, have the lowest key."""
+def _select(x: Array, plan: Plan, indices: Array, values: Array) -> bool:
+    """Copy the winners of each group; return whether every entry is sound.
+
+    Dense pieces, which may lie within a group, have the lowest key.
+    """
     keys = (x.view("uint32") & 0x7FFFFFFF) + 1
+    unsound = int((keys > LIMIT).sum())
     for start, stop in plan.dense.tolist():
         keys[start:stop] = 0
     at = 0
@@ -49,6 +54,7 @@ def _select(x: Array, plan: Plan, indices: Array, values: Array) -> None:
         indices[at : at + count] = _topk(keys[start:stop], count) + start
         at += count
     values[:] = x[indices]
+    return unsound == 0
 
 
 def _topk(keys: Array, k: int) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpitopk.device.arrays import HostMemoryDevice
+from mpitopk.device.base import TOO_LARGE
 from mpitopk.wire import corrupt
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ def positions(plan: Plan, group: int) -> Array:
     """Return the flat indices of a group, ascending."""
     rows = plan.pieces[plan.pieces[:, 2] == group]
     return np.concatenate([np.arange(start, stop) for start, stop, _ in rows])
+
+
+def _sound(x: Array) -> bool:
+    return bool((np.abs(x) < TOO_LARGE[str(x.dtype)]).all())
 
 
 def _sums(x: Array) -> Array:
@@ -129,7 +134,7 @@ class ReferenceDevice(HostMemoryDevice):
             scaled = wide if scale == 1 else number(scale) * wide
             kept = residual if residual is None or keep == 1 else number(keep) * residual
             np.copyto(out, scaled) if kept is None else np.add(kept, scaled, out=out)
-        return bool(np.isfinite(out).all())
+        return _sound(out)
 
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
@@ -146,7 +151,7 @@ class ReferenceDevice(HostMemoryDevice):
             indices[at : at + count] = where[topk(x[where], count)]
             at += count
         np.take(x, indices, out=values)
-        return bool(np.isfinite(x).all())
+        return _sound(x)
 
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         at = 0

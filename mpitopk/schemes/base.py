@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
+
 from mpitopk.collectives import Collective
 from mpitopk.errors import ConfigError, nearest
 
@@ -86,6 +88,13 @@ class Scheme(ABC):
         """Refuse unknown options by name, before the dataclass does so less helpfully."""
         check_options(cls, options)
         return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Take NumPy's numbers for Python's, so that equal options are shown alike."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
 
     @abstractmethod
     def init(self, rank: Rank) -> State:

@@ -36,6 +36,7 @@ class Sparsifier(Scheme):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         if not callable(self.density):
             self._checked(self.density)
         if not isinstance(self.dense_below, int) or self.dense_below < 0:

@@ -7,6 +7,8 @@ constexpr unsigned ALL = 0xffffffffu;
 
 // Magnitudes are compared by their bits: Inf is above every finite number and NaN above Inf.
 constexpr unsigned INFINITE = 0x7f800000u;
+// What is accumulated stays below 2^96, so that no sum over ranks overflows.
+constexpr unsigned TOO_LARGE = INFINITE - (32u << 23);
 constexpr unsigned NONE = 0x80000000u;  // a threshold above all of them
 
 struct Half {

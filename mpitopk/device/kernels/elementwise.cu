@@ -1,4 +1,4 @@
-// Entry by entry: what needs no order. `flag` receives 1 if an entry is NaN or Inf.
+// Entry by entry: what needs no order. `flag` receives 1 if an entry is NaN, Inf or, accumulated, too large.
 #include "common.cuh"
 
 __device__ inline long long first_entry() {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(THREADS) accumulate(const G* gradient, const f
     out[i] = sum;
     most = max(most, key_of(sum));
   }
-  if (most >= INFINITE) atomicOr(flag, 1u);
+  if (most >= TOO_LARGE) atomicOr(flag, 1u);
 }
 
 // The sums of x, or of its squares, over stretches of 16 THREADS entries, in a fixed order. Reads each once.

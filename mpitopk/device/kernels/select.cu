@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(1024) window(const G* gradient, const float* r
         base = 0;
         continue;
       }
-      if (lowest.index < BINS) low = min(base + (lowest.index << shift), INFINITE);
+      if (lowest.index < BINS) low = min(base + (lowest.index << shift), TOO_LARGE);
     }
     if (rank - margin >= 1.0f) {
       const Bin highest = find_bin(bins, static_cast<unsigned>(rank - margin));
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(THREADS, 4) scan(const G* gradient, const floa
   }
   const unsigned warp_hits = warp_sum(static_cast<unsigned>(__popc(hits)));
   const unsigned warp_certain = warp_sum(certain);
-  const bool warp_bad = __any_sync(ALL, most >= INFINITE);
+  const bool warp_bad = __any_sync(ALL, most >= TOO_LARGE);
   if (lane() == 0) {
     hits_of[warp()] = warp_hits;
     certain_of[warp()] = warp_certain;

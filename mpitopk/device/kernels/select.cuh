@@ -42,7 +42,7 @@ struct Gathered {
 
 struct Status {
   unsigned cursor;     // candidates that have found room
-  unsigned nonfinite;  // 1: an entry is NaN or Inf
+  unsigned nonfinite;  // 1: an entry is too large, or NaN
   unsigned missed;     // groups
 };
 

@@ -39,7 +39,7 @@ struct Accumulate {
       out[i] = residual == nullptr ? value : keep * residual[i] + value;
       most = std::max(most, key_of(out[i]));
     }
-    return most < Format<T>::infinity;
+    return most < Format<T>::too_large;
   }
 };
 

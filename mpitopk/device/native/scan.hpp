@@ -1,4 +1,4 @@
-// One streaming pass: accumulate, keep what may win, and notice what is not finite.
+// One streaming pass: accumulate, keep what may win, and notice what is too large.
 #pragma once
 
 #include <array>
@@ -169,7 +169,7 @@ MPITOPK_AVX2 inline void keep(Block& at, size_t i, const Limits<float>& limits, 
 template <class Source>
 MPITOPK_AVX2 size_t scan_blocks(const Source source, size_t i, size_t stop, Limits<float>& limits,
                                 Found<float>& found, size_t enough) {
-  const __m256i infinite = just_below(Format<float>::infinity);
+  const __m256i too_large = just_below(Format<float>::too_large);
   __m256i low = just_below(limits.low);
   for (; stop - i >= block; i += block) {
     Block at;
@@ -182,7 +182,7 @@ MPITOPK_AVX2 size_t scan_blocks(const Source source, size_t i, size_t stop, Limi
       for (size_t j = 0; j < Block::vectors; ++j) source.store(i + j * Block::lanes, at.x[j]);
       continue;
     }
-    if (any_above(most, infinite)) {
+    if (any_above(most, too_large)) {
       found.finite = false;
       limits.low = Format<float>::none;
       return stop;
@@ -219,7 +219,7 @@ void keep_largest(Found<T>& found, size_t begin, size_t k, Limits<T>& limits, T*
     }
   }
   found.count = kept;
-  limits.low = std::min(static_cast<Bits<T>>(kth + 1), Format<T>::infinity);
+  limits.low = std::min(static_cast<Bits<T>>(kth + 1), Format<T>::too_large);
 }
 
 // Tell the candidates that are sure from those that are to be looked at again.
@@ -279,7 +279,7 @@ struct Scan {
     Bits<T> most = 0;
     const T* x = source.view(i, length, room, most);
     if (most >= limits.low) {
-      if (most >= Format<T>::infinity) {
+      if (most >= Format<T>::too_large) {
         found.finite = false;
         limits.low = Format<T>::none;
       } else {

@@ -48,7 +48,7 @@ class Selector {
   size_t total() const { return cut_.total; }
 
   // Writes the winners to `indices` and `values`, and zeros to `clear` in their place unless it is null.
-  // Returns whether everything is finite; if not, all that was written is unspecified.
+  // Returns whether nothing is too large; if something is, all that was written is unspecified.
   template <class Source>
   bool run(const Source& source, T* clear, Index* indices, T* values) {
     std::fill(missed_.begin(), missed_.end(), 1);
@@ -104,7 +104,7 @@ class Selector {
       for (size_t s = cut_.first_of_thread[at]; s < cut_.first_of_thread[at + 1]; ++s) {
         Span& span = cut_.spans[s];
         if (span.group < 0) {
-          Limits<T> none{Format<T>::infinity, Format<T>::none};
+          Limits<T> none{Format<T>::too_large, Format<T>::none};
           if (all) run_on<Scan>(isa_, source, span, none, size_t{0}, found);
         } else {
           const auto g = static_cast<size_t>(span.group);

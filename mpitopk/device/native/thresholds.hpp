@@ -66,11 +66,11 @@ Limits<T> sampled(const Source& source, const Cut& cut, const Group& group, Bits
   if (rank + margin < static_cast<double>(looked_at)) {
     const auto last = static_cast<size_t>(rank + margin);
     if (last > count) return sampled(source, cut, group, Bits<T>{0}, scratch);
-    limits.low = std::min(kth_largest(all, last, scratch), Format<T>::infinity);
+    limits.low = std::min(kth_largest(all, last, scratch), Format<T>::too_large);
   }
   if (rank - margin >= 1) {
     const Bits<T> sure = kth_largest(all, static_cast<size_t>(rank - margin), scratch);
-    limits.sure = std::min(sure, Format<T>::infinity);
+    limits.sure = std::min(sure, Format<T>::too_large);
   }
   return limits;
 }

@@ -30,6 +30,8 @@ struct FormatOf {
   static constexpr Bits infinity = Infinity;
   static constexpr Bits none = static_cast<Bits>(magnitude + 1);
   static constexpr int mantissa = Mantissa;
+  // 2^-32 of what overflows: what is accumulated stays below it, so that no sum over ranks overflows.
+  static constexpr Bits too_large = static_cast<Bits>(Infinity - (Bits{32} << Mantissa));
 };
 
 template <class T>
