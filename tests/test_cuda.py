@@ -68,7 +68,7 @@ SHAPES: dict[str, Any] = {
     ),
     "ascending": lambda _: np.arange(N),
     "subnormal": lambda rng: rng.integers(0, 1000, N) * 1e-45,
-    "one large": lambda rng: np.where(np.arange(N) == 777, 1e28, rng.standard_normal(N)),
+    "one large": lambda rng: np.where(np.arange(N) == 777, 1e26, rng.standard_normal(N)),
 }
 
 

@@ -2,17 +2,18 @@
 
 `Module(source, names).launch(name, grid, block, arguments)` runs a kernel on NumPy arrays. It is strict
 where a GPU is silent: about barriers and warps that diverge, masks, launch limits, and the number and
-width of arguments. Shared memory starts as 0xA5. Four lanes build the same source:
+width of arguments. Shared memory starts as 0xA5. Five lanes build the same source:
 
 =====  ==============================================================================================
 fast   optimised
 check  undefined behaviour (UBSan), with threads interrupted at atomics
 asan   what `check` has, and accesses out of bounds, those to shared memory included
 tsan   races: within a warp, a block, or between blocks; a missing fence
+count  optimised; `traffic` tells what each launch has loaded from global memory and stored there
 =====  ==============================================================================================
 
-The last two need the sanitizer's library loaded first: `preload(lane)` gives the environment to start
-Python in. Nothing here tells of speed, occupancy, or what NVRTC makes of the source.
+Two need the sanitizer's library loaded first: `preload(lane)` gives the environment to start Python in.
+A process uses one lane. Nothing here tells of speed, occupancy, or what NVRTC makes of the source.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 HERE = Path(__file__).parent
-LANES = ("fast", "check", "asan", "tsan")
+LANES = ("fast", "check", "asan", "tsan", "count")
 ORDERS = ("forward", "backward", "shuffled")
 
 CHECKED = ["-O1", "-g", "-DCUDASIM_CHECKED", "-fno-omit-frame-pointer"]
@@ -38,8 +40,15 @@ FLAGS = {
     "fast": ["-O2"],
     "check": [*CHECKED, "-fsanitize=undefined", "-fno-sanitize-recover=undefined"],
     "asan": [*CHECKED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-    "tsan": [*CHECKED, "-fsanitize=thread", "-Wno-tsan"],
+    "tsan": CHECKED,
+    "count": ["-O2"],
 }
+INSTRUMENTED = {
+    "tsan": ["-fsanitize=thread", "-Wno-tsan"],
+    "count": ["-fsanitize=thread", "-Wno-tsan", "-U__SANITIZE_THREAD__", "-nodefaultlibs"],
+}
+"""For kernels, not for what runs them; `count` brings a library of its own, count.hpp."""
+
 FOUND = 66
 """What a process that `preload` has prepared exits with where a sanitizer has found something."""
 
@@ -50,6 +59,32 @@ KERNEL = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\s*\(\s*(?P<threads>\w+)[^)]*\)\s*)?(?P<name>\w+)\s*\("
 )
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?P<type>[\w:\s]+?)\s+(?P<name>\w+)\s*\[\s*\]\s*;")
+
+
+SECTOR = 32
+"""Bytes that move together between a GPU's memory and its caches."""
+
+
+class Traffic(NamedTuple):
+    """Bytes of the memory its arguments point to that a launch has loaded and stored; an atomic does both.
+
+    However often a launch loads a byte, it counts once, and so it does when stored. This is what moves
+    between a GPU's memory and its L2, at least; no more does if what several blocks use stays in there,
+    as tables of some KiB will. A second pass over all the data would not: `by_blocks` counts that.
+    """
+
+    kernel: str
+    loaded: int
+    stored: int
+    sectors: int
+    """Loaded and stored, with the rest of the sectors that these bytes lie in."""
+
+    by_blocks: int
+    """Loaded and stored, where a byte counts once for each block that uses it."""
+
+
+traffic: list[Traffic] = []
+"""Of the launches in the lane `count`, in the order in which they ran."""
 
 
 class LaunchError(RuntimeError):
@@ -121,11 +156,8 @@ def _built(command: list[str], text: str, include: Sequence[str | Path] = ()) ->
 
 @cache
 def _scheduler(lane: str) -> c.CDLL:
-    command = [flag for flag in _command(lane) if flag != "-fsanitize=thread"]
-    if lane == "tsan":
-        command.append("-DCUDASIM_TSAN_LANE")
-    text = (HERE / "scheduler.cpp").read_text()
-    library = c.CDLL(str(_built([*command, f"-I{HERE}"], text)), mode=c.RTLD_GLOBAL)
+    command = [*_command(lane), f"-DCUDASIM_{lane.upper()}_LANE", f"-I{HERE}"]
+    library = c.CDLL(str(_built(command, (HERE / "scheduler.cpp").read_text())), mode=c.RTLD_GLOBAL)
     library.cudasim_find.restype = c.c_void_p
     library.cudasim_find.argtypes = [c.c_void_p, c.c_char_p]
     library.cudasim_kinds.restype, library.cudasim_kinds.argtypes = c.c_char_p, [c.c_void_p]
@@ -135,6 +167,9 @@ def _scheduler(lane: str) -> c.CDLL:
     library.cudasim_launch.argtypes = [
         c.c_void_p, three, three, c.c_size_t, c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t
     ]  # fmt: skip
+    if lane == "count":
+        library.cudasim_count.argtypes = [c.POINTER(c.c_size_t), c.c_uint]
+        library.cudasim_counted.restype = c.POINTER(c.c_ulonglong)
     return library
 
 
@@ -147,7 +182,7 @@ class Module:
         CUDA C++.
     names : sequence of str
         The kernels that will be launched, instances of templates as `name<arguments>`.
-    lane : {"fast", "check", "asan", "tsan"}
+    lane : {"fast", "check", "asan", "tsan", "count"}
     defines : sequence of str
         Macros to define.
     path : str
@@ -166,9 +201,10 @@ class Module:
         path: str = "kernels.cu",
         include: Sequence[str | Path] = (),
     ) -> None:
-        self._scheduler = _scheduler(lane)
-        command = [*_command(lane), f"-I{HERE}", f"-I{HERE / 'include'}", "-include", "cuda.hpp"]
-        command += [f"-D{macro}" for macro in defines] + [f"-I{folder}" for folder in include]
+        self._lane, self._scheduler = lane, _scheduler(lane)
+        command = [*_command(lane), *INSTRUMENTED.get(lane, ()), "-include", "cuda.hpp"]
+        command += [f"-I{folder}" for folder in (HERE, HERE / "include", *include)]
+        command += [f"-D{macro}" for macro in defines]
         self._library = c.CDLL(str(_built(command, translate(source, names, path), include)))
         self._library.cudasim_table.restype = c.c_void_p
 
@@ -224,8 +260,13 @@ class Module:
         pointers = (c.c_void_p * max(1, len(words)))(*[c.addressof(word) for word in words])
         message = c.create_string_buffer(1024)
         sizes = [_three(grid), _three(block)]
+        if self._lane == "count":
+            ranges = _ranges([x for x in arguments if isinstance(x, np.ndarray) and x.size])
+            self._scheduler.cudasim_count((c.c_size_t * len(ranges))(*ranges), len(ranges) // 2)
         if self._scheduler.cudasim_launch(self._find(name), *sizes, shared, pointers, message, len(message)):
             raise LaunchError(f"{name}: {message.value.decode()}")
+        if self._lane == "count":
+            traffic.append(Traffic(name, *self._scheduler.cudasim_counted()[:4]))
 
     def _find(self, name: str) -> int:
         kernel: int | None = self._scheduler.cudasim_find(self._library.cudasim_table(), name.encode())
@@ -260,3 +301,15 @@ class Module:
 def _three(size: int | Sequence[int]) -> c.Array[c.c_uint]:
     sizes = (size,) if isinstance(size, int) else tuple(size)
     return (c.c_uint * 3)(*(*sizes, 1, 1)[:3])
+
+
+def _ranges(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Return where memory that the arrays cover begins and ends, in turns; it begins with a sector."""
+    ranges: list[int] = []
+    for address, size in sorted((x.ctypes.data, x.nbytes) for x in arrays):
+        begin, end = address - address % SECTOR, address + size
+        if ranges and begin <= ranges[-1]:
+            ranges[-1] = max(ranges[-1], end)
+        else:
+            ranges += [begin, end]
+    return ranges

@@ -16,6 +16,7 @@
 #else
 #define CUDASIM_TSAN(x)
 #endif
+#define CUDASIM_UNSEEN __attribute__((no_sanitize("thread")))  // what it accesses belongs to no kernel
 
 struct uint3 {
   unsigned x, y, z;

@@ -20,6 +20,9 @@
 #undef blockDim
 #undef gridDim
 
+#if defined(CUDASIM_COUNT_LANE)
+#include "count.hpp"
+#endif
 #if defined(CUDASIM_TSAN_LANE)
 #include <sanitizer/tsan_interface.h>
 #define TSAN(x) x
@@ -535,7 +538,7 @@ int cudasim_launch(const Kernel* kernel, const unsigned* grid, const unsigned* b
   }
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   [[maybe_unused]] const unsigned workers = config.workers > 0 ? config.workers : cores;
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(CUDASIM_COUNT_LANE)
   run_shared(launch, n_blocks, 1);
 #elif defined(CUDASIM_TSAN_LANE)
   run_apart(launch, n_blocks, workers);

@@ -1340,7 +1340,7 @@ def install(lane: str = "fast", policy: str = "lazy", seed: int = 1, devices: in
 
     Parameters
     ----------
-    lane : {"fast", "check", "asan", "tsan"}
+    lane : {"fast", "check", "asan", "tsan", "count"}
         How kernels are built.
     policy : {"lazy", "eager", "random"}
         When queued work runs.

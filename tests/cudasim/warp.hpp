@@ -28,7 +28,7 @@ T unpacked(std::uint64_t word) {
 
 // The value of lane `from`, or this lane's own where there is none.
 template <class T>
-T exchanged(unsigned mask, T value, int from, bool inside, int line) {
+CUDASIM_UNSEEN T exchanged(unsigned mask, T value, int from, bool inside, int line) {
   const unsigned lane = inside ? static_cast<unsigned>(from) : current->lane;
   const std::uint64_t* words = cudasim_warp(mask, packed(value), shuffle, line, false);
   if ((mask >> lane & 1u) == 0) cudasim_fail("a shuffle reads a lane outside of its mask", line);
@@ -36,7 +36,7 @@ T exchanged(unsigned mask, T value, int from, bool inside, int line) {
 }
 
 template <class T, class F>
-T reduced(unsigned mask, T value, int line, F&& f) {
+CUDASIM_UNSEEN T reduced(unsigned mask, T value, int line, F&& f) {
   const std::uint64_t* words = cudasim_warp(mask, packed(value), reduce, line, false);
   bool first = true;
   T result{};
@@ -73,7 +73,7 @@ T __shfl_xor_sync(unsigned mask, T value, int by, int line = __builtin_LINE()) {
   return cudasim::exchanged(mask, value, static_cast<int>(cudasim::current->lane) ^ by, true, line);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+CUDASIM_UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
   const std::uint64_t* words = cudasim::cudasim_warp(mask, predicate != 0, cudasim::ballot, line, false);
   unsigned result = 0;
   for (int i = 0; i < 32; ++i) {
@@ -88,7 +88,7 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
   return __ballot_sync(mask, predicate, line) == mask;
 }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value, int line = __builtin_LINE()) {
+CUDASIM_UNSEEN unsigned __match_any_sync(unsigned mask, T value, int line = __builtin_LINE()) {
   const std::uint64_t own = cudasim::packed(value);
   const std::uint64_t* words = cudasim::cudasim_warp(mask, own, cudasim::match, line, false);
   unsigned result = 0;
