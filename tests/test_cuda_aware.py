@@ -15,7 +15,7 @@ from devices import got, handed
 from test_mpi import SCHEMES, raises_together
 from worlds import LAYOUT, Mpi, whole
 
-from mpitopk import Dense, Runtime, TopK, cuda_aware
+from mpitopk import Dense, Layout, Runtime, TopK, cuda_aware
 from mpitopk.device import open_device
 from mpitopk.errors import ConfigError, DeviceError
 from mpitopk.transport import CUDA_AWARE, Transport
@@ -214,6 +214,22 @@ def test_ranks_choose_the_same_kind_of_memory(comm: Any) -> None:
         device = "cuda" if comm.rank == 0 else "numpy"
         match = "rank 1 has memory of the host, rank 0 has of a GPU"
         raises_together(comm, ConfigError, match, lambda: Runtime(comm, LAYOUT, Dense(), device=device))
+
+
+def test_a_gpu_too_small_for_the_state_of_its_ranks_is_said_before_training(comm: Any) -> None:
+    """By all ranks, though only the last comes too late for memory."""
+    from mpitopk.device.cuda import cupy
+
+    pool, last = cupy.get_default_memory_pool(), comm.size - 1
+    if comm.rank == last:
+        pool.set_limit(size=pool.used_bytes() + 100_000)
+    try:
+        match = rf"rank {last}: GPU 0 has no memory for 400000 bytes more .*let fewer ranks share the GPU"
+        large = Layout({"w": 100_000})
+        raises_together(comm, DeviceError, match, lambda: Runtime(comm, large, TopK(0.1), device="cuda"))
+    finally:
+        pool.set_limit(size=0)
+    Mpi(comm, large, TopK(0.1), device="cuda").step(whole(comm.size, 0, large))
 
 
 def test_a_step_that_fails_leaves_the_state(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

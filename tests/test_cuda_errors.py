@@ -92,6 +92,24 @@ def test_the_mean_of_the_last_step_is_no_gradient() -> None:
         simulation.allreduce([mean])
 
 
+def test_memory_of_another_gpu(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, gradient = Simulation(1, LAYOUT, TopK(0.1), device="cuda"), handed("cuda", whole(1, 0)[0])
+    before = simulation.state_dicts()[0]
+
+    class Second(cuda.cupy.cuda.Device):  # type: ignore[misc]
+        def __init__(self, number: int = 1) -> None:
+            super().__init__(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.cupy.cuda, "Device", Second)
+        with pytest.raises(
+            GradientError, match="rank 0: expected a gradient with memory of GPU 1, got GPU 0"
+        ):
+            simulation.allreduce([gradient])
+    assert all(before[key].tobytes() == kept.tobytes() for key, kept in simulation.state_dicts()[0].items())
+    simulation.allreduce([gradient])
+
+
 def test_float64() -> None:
     for layout, scheme in (
         (Layout({"w": 9}, dtype="float64"), TopK(0.1)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -225,6 +227,18 @@ def test_elementwise(n: int, dtype: str, host: HostDevice, feedback: bool) -> No
     host.take(copies[1], indices, taken[1], clear=True)
     assert same(*taken)
     assert same(*copies)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes memory that is there only where it is written")
+def test_more_than_two_to_the_31_entries() -> None:
+    n, no_reserve = 2**31 + 4100, 0x4000
+    room = mmap.mmap(-1, 4 * n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    x, at = np.frombuffer(room, np.float32), [0, 4097, 2**31 - 1, 2**31, 2**31 + 1, n - 1]
+    x[at] = [1, -2, 3, -4, 5, -6]
+    indices, values = np.empty(6, np.uint32), np.empty(6, np.float32)
+    assert HostDevice(2).select(x, Plan(np.array([[0, n, 0]]), np.array([6])), indices, values)
+    assert indices.tolist() == at
+    assert values.tolist() == [1, -2, 3, -4, 5, -6]
 
 
 @few
