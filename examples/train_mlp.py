@@ -14,7 +14,7 @@ import io
 import itertools
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -171,7 +171,8 @@ def parse() -> argparse.Namespace:
     given = {} if options.density is None else {"density": options.density}
     try:
         given |= scheme_options(others)
-        if options.scheme != "dense":
+        scheme = mpitopk.SCHEMES.get(options.scheme, mpitopk.TopK)
+        if any(option.name == "density" for option in fields(scheme)):  # type: ignore[arg-type]
             given = {"density": 0.01, **given}
         options.scheme = mpitopk.make_scheme(options.scheme, **given)
         if options.optimizer_momentum and options.scheme.has_momentum:

@@ -3,10 +3,11 @@
 from importlib.metadata import version
 
 from mpitopk.errors import MpiTopkError
+from mpitopk.layerwise import agreed_seconds
 from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
 from mpitopk.schedules import warmup
-from mpitopk.schemes import DGC, SCHEMES, Dense, RandomK, ScaleCom, Scheme, Sparse, TopK, make_scheme
+from mpitopk.schemes import DGC, LAGS, SCHEMES, Dense, RandomK, ScaleCom, Scheme, Sparse, TopK, make_scheme
 from mpitopk.simulate import Simulation
 from mpitopk.state import saved_size
 from mpitopk.transport import abort_on_error
@@ -15,6 +16,7 @@ __version__ = version("mpitopk")
 
 __all__ = [
     "DGC",
+    "LAGS",
     "SCHEMES",
     "Dense",
     "Layout",
@@ -27,6 +29,7 @@ __all__ = [
     "Sparse",
     "TopK",
     "abort_on_error",
+    "agreed_seconds",
     "make_scheme",
     "saved_size",
     "warmup",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from mpitopk.layout import Layout
+    from mpitopk.layout import Layout, Segment
     from mpitopk.typing import Array
 
 
@@ -58,12 +59,18 @@ def make_plan(layout: Layout, density: float, *, per_segment: bool, dense_below:
     """
     sparse = [s for s in layout.segments if s.size >= max(1, dense_below)]
     parts = [[s] for s in sparse] if per_segment else [sparse]
+    return plan_groups(layout, [(part, entries(density, sum(s.size for s in part))) for part in parts])
+
+
+def plan_groups(layout: Layout, groups: Iterable[tuple[Sequence[Segment], int]]) -> Plan:
+    """Return the plan that sends so many entries of each group of segments.
+
+    A group that would send everything is sent dense; so are the segments of no group.
+    """
     group = dict.fromkeys((s.name for s in layout.segments), -1)
     counts: list[int] = []
-    for part in parts:
-        size = sum(s.size for s in part)
-        count = entries(density, size)
-        if count < size:
+    for part, count in groups:
+        if count < sum(s.size for s in part):
             group.update(dict.fromkeys((s.name for s in part), len(counts)))
             counts.append(count)
     rows: list[list[int]] = []

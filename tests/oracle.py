@@ -7,6 +7,7 @@ compared for equality.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,38 @@ class ScaleCom(TopK):
         self.residuals = (1 - self.beta) * self.residuals + self.beta * (candidates - sent)
         self.steps += 1
         return sent.sum(axis=0) / len(gradients)
+
+
+class LAGS(TopK):
+    """Top-k of each segment; k from the times of the layers, in exact fractions."""
+
+    def __init__(
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        backward_seconds: dict[str, float],
+        latency: float = 20e-6,
+        bandwidth: float = 1.25e9,
+        cap: int = 1000,
+        select_seconds: float = 5e-10,
+    ) -> None:
+        super().__init__(ranks, segments, density=1)
+        sizes = [stop - start for start, stop in segments]
+        times = [Fraction(t) for t in backward_seconds.values()]
+        alpha, beta = Fraction(latency), 1 / Fraction(bandwidth)
+        self.counts = sizes.copy()
+        for i, n in enumerate(sizes if ranks > 1 else []):
+            first = max([j for j in range(i + 1) if times[j] > 0], default=0)
+            behind = [j for j in range(first) if times[j] > 0]
+            budget = times[behind[-1]] if behind else Fraction(0)
+            last = next((j for j in range(first + 1, len(sizes)) if times[j] > 0), len(sizes))
+            layer = sum(sizes[first:last])
+            free = budget - Fraction(select_seconds) * layer - (ranks - 1) * alpha
+            k = math.floor(free / ((ranks - 1) * 8 * beta))
+            k = max(math.ceil(n / cap), math.floor(Fraction(min(k, layer), layer or 1) * n))
+            self.counts[i] = k if k < Fraction(n, ranks) else n
+
+    def selected(self, a: Array) -> list[int]:
+        pairs = zip(self.segments, self.counts, strict=True)
+        return [start + i for (start, stop), k in pairs for i in largest(a[start:stop], k)]

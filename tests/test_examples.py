@@ -92,10 +92,15 @@ def test_text_is_learnt(tmp_path: Path) -> None:
     assert float(last.split()[-4]) < 4.5, "bits a character; 6 without learning"
 
 
+NEEDS = {"lags": ["--backward-seconds", "{'w1': 0.01, 'b1': 0, 'w2': 0.01, 'b2': 0}", "--bandwidth", "1e5"]}
+"""What a scheme has no default for."""
+
+
 @pytest.mark.parametrize("device", ["auto", CUDA])
 @pytest.mark.parametrize("scheme", mpitopk.SCHEMES)
 def test_resume_to_the_bit(tmp_path: Path, scheme: str, device: str) -> None:
-    common = ["--data", "synthetic", "--scheme", scheme, "--rate", "0.01", "--hidden", "16", "--steps"]
+    common = ["--data", "synthetic", "--scheme", scheme, *NEEDS.get(scheme, [])]
+    common += ["--rate", "0.01", "--hidden", "16", "--steps"]
     train(tmp_path, 2, *common, "6", "--save", "whole", device=device)
     resumed = tmp_path / "resumed"
     train(tmp_path, 2, *common, "6", "--stop", "3", "--save", "half", device=device)

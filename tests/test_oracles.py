@@ -9,8 +9,9 @@ import oracle
 import pytest
 from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
 
-from mpitopk import DGC, ScaleCom, Simulation, warmup
+from mpitopk import DGC, LAGS, ScaleCom, Simulation, warmup
 
+TIMES = {"w": 3.1e-4, "b": 0.0, "none": 0.0, "v": 5.3e-4, "s": 0.0}
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dgc": (DGC, oracle.DGC, {"density": 0.05}),
     "dgc, nesterov": (DGC, oracle.DGC, {"density": 0.05, "nesterov": True}),
@@ -33,6 +34,20 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         *(ScaleCom, oracle.ScaleCom),
         {"density": lambda step: 0.2 / (step + 1), "beta": 0.5},
     ),
+    "lags": (LAGS, oracle.LAGS, {"backward_seconds": TIMES, "latency": 1e-6, "bandwidth": 1e6}),
+    "lags, all alone": (
+        *(LAGS, oracle.LAGS),
+        {"backward_seconds": dict.fromkeys(TIMES, 2.3e-4), "latency": 1e-6, "bandwidth": 1.7e6, "cap": 30},
+    ),
+    "lags, one exchange": (
+        *(LAGS, oracle.LAGS),
+        {"backward_seconds": TIMES, "latency": 9e-5, "bandwidth": 4e6, "cap": 25},
+    ),
+    "lags, nothing hidden": (
+        *(LAGS, oracle.LAGS),
+        {"backward_seconds": dict.fromkeys(TIMES, 0.0), "cap": 11},
+    ),
+    "lags, everything": (LAGS, oracle.LAGS, {"backward_seconds": TIMES, "cap": 1}),
 }
 each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)
 quiet = pytest.mark.filterwarnings("ignore::mpitopk.errors.CompressionWarning")
@@ -58,7 +73,9 @@ def test_real_ranks(comm: Any, scheme: Any, definition: Any, options: dict[str, 
 @pytest.mark.mpi
 @quiet
 @pytest.mark.parametrize("rank", [0, -1])
-@pytest.mark.parametrize("scheme", [DGC(0.1), ScaleCom(0.1)], ids=["dgc", "scalecom"])
+@pytest.mark.parametrize(
+    "scheme", [DGC(0.1), ScaleCom(0.1), LAGS(TIMES, 1e-6, 1e6)], ids=["dgc", "scalecom", "lags"]
+)
 def test_a_rank_with_nan_stops_all_and_nothing_changes(
     comm: Any, scheme: Any, rank: int, device: str
 ) -> None:

@@ -10,6 +10,7 @@ from mpitopk.errors import ConfigError, nearest
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
+from mpitopk.schemes.lags import LAGS
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
 from mpitopk.schemes.topk import TopK
@@ -20,6 +21,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "randomk": RandomK,
     "dgc": DGC,
     "scalecom": ScaleCom,
+    "lags": LAGS,
 }
 
 
@@ -61,6 +63,7 @@ def table() -> Iterator[tuple[str, ...]]:
 
 __all__ = [
     "DGC",
+    "LAGS",
     "SCHEMES",
     "Dense",
     "Density",

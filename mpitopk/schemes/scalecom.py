@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpitopk.collectives import Allgatherv, Allreduce
 from mpitopk.errors import ConfigError
 from mpitopk.schemes.base import About, Rank, Steps
-from mpitopk.schemes.sparsifier import Memory, Sparsifier
+from mpitopk.schemes.sparsifier import Memory, Planned, Sparsifier
 from mpitopk.wire import Message, message_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Led(Memory):
         """The rank that chooses in this step."""
         return self._rank.step % self._rank.size
 
-    def prepare(self, scheme: Sparsifier, rank: Rank) -> None:
+    def prepare(self, scheme: Planned, rank: Rank) -> None:
         """Make room for all that a step needs, so that nothing can fail between its collectives."""
         super().prepare(scheme, rank)
         self._room_for_choice = self._grown("choice", message_bytes(self.plan.total, 0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,44 @@ if TYPE_CHECKING:
     from mpitopk.typing import Array
 
 
+class Planned(Scheme):
+    """A scheme whose steps follow a plan of which entries to send, and keep the others."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the sizes of all exchanges are known to every rank from the start."""
+        return True
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is not sent is kept as the residual."""
+        return True
+
+    def values_type(self, rank: Rank) -> str:
+        """Return the type in which values travel."""
+        return rank.layout.accumulator
+
+    def init(self, rank: Rank) -> Memory:
+        memory = self.new_memory(rank)
+        if self.fixed:
+            memory.prepare(self, rank)
+        return memory
+
+    def new_memory(self, rank: Rank) -> Memory:
+        """Return what a rank keeps, before there is a plan."""
+        return Memory(rank, feedback=self.keeps)
+
+    def setting(self, step: int) -> float | None:  # noqa: ARG002, for those that override it
+        """Return what the plan of a step depends on: while it stays as it is, so does the plan."""
+        return None
+
+    @abstractmethod
+    def plan(self, rank: Rank) -> Plan:
+        """Return what the rank's next step sends."""
+
+
 @dataclass(frozen=True)
-class Sparsifier(Scheme):
+class Sparsifier(Planned):
     """Options of every scheme that sends `density` of the entries.
 
     Parameters
@@ -44,27 +81,10 @@ class Sparsifier(Scheme):
 
     @property
     def fixed(self) -> bool:
-        """Whether the sizes of all exchanges are known to every rank from the start."""
         return not callable(self.density)
 
-    @property
-    def keeps(self) -> bool:
-        """Whether what is not sent is kept as the residual."""
-        return True
-
-    def values_type(self, rank: Rank) -> str:
-        """Return the type in which values travel."""
-        return rank.layout.accumulator
-
-    def init(self, rank: Rank) -> Memory:
-        memory = self.new_memory(rank)
-        if self.fixed:
-            memory.prepare(self, rank)
-        return memory
-
-    def new_memory(self, rank: Rank) -> Memory:
-        """Return what a rank keeps, before there is a plan."""
-        return Memory(rank, feedback=self.keeps)
+    def setting(self, step: int) -> float:
+        return self.density_at(step)
 
     def density_at(self, step: int) -> float:
         """Return the density of a step."""
@@ -76,7 +96,6 @@ class Sparsifier(Scheme):
         return float(density)
 
     def plan(self, rank: Rank) -> Plan:
-        """Return what the rank's next step sends."""
         return make_plan(
             rank.layout,
             self.density_at(rank.step),
@@ -100,7 +119,7 @@ class Memory(State):
         self._feedback = feedback
         self.residual = device.zeros(layout.size if feedback else 0, self._accumulator)
         self.spare = device.empty(layout.size, self._accumulator)
-        self._density: float | None = None
+        self._setting: float | None = None
         self._room: dict[str, Array] = {}
 
     @property
@@ -112,17 +131,17 @@ class Memory(State):
         if self._feedback:
             self.residual, self.spare = self.spare, self.residual
 
-    def prepare(self, scheme: Sparsifier, rank: Rank) -> None:
-        """Set `plan` and make room for it; nothing happens while the density stays as it is."""
-        density = scheme.density_at(rank.step)
-        if density == self._density:
+    def prepare(self, scheme: Planned, rank: Rank) -> None:
+        """Set `plan` and make room for it; nothing happens while the scheme's setting stays as it is."""
+        setting = scheme.setting(rank.step)
+        if self._room and setting == self._setting:
             return
         self.plan = plan = scheme.plan(rank)
         self.indices = self._grown("indices", 4 * plan.total).view("uint32")
         self.values = self._grown("values", plan.total * np.dtype(self._accumulator).itemsize)
         self.values = self.values.view(self._accumulator)
         self.message = self.blank("send", scheme, rank)
-        self._density = density
+        self._setting = setting
 
     def finish(self, rank: Rank, messages: Messages, divisor: int, *, sparse: bool) -> Array | Sparse:
         """Merge messages, count what they hold, commit, and return the mean."""
@@ -138,7 +157,7 @@ class Memory(State):
         self.commit()
         return mean
 
-    def blank(self, name: str, scheme: Sparsifier, rank: Rank) -> Message:
+    def blank(self, name: str, scheme: Planned, rank: Rank) -> Message:
         """Return a message for the present plan, in the room of that name."""
         count, dense, values = self.plan.total, self.plan.dense_total, scheme.values_type(rank)
         room = self._grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
