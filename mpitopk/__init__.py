@@ -7,7 +7,19 @@ from mpitopk.layerwise import agreed_seconds
 from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
 from mpitopk.schedules import warmup
-from mpitopk.schemes import DGC, LAGS, SCHEMES, Dense, RandomK, ScaleCom, Scheme, Sparse, TopK, make_scheme
+from mpitopk.schemes import (
+    DGC,
+    LAGS,
+    SCHEMES,
+    AdaComp,
+    Dense,
+    RandomK,
+    ScaleCom,
+    Scheme,
+    Sparse,
+    TopK,
+    make_scheme,
+)
 from mpitopk.simulate import Simulation
 from mpitopk.state import saved_size
 from mpitopk.transport import abort_on_error
@@ -18,6 +30,7 @@ __all__ = [
     "DGC",
     "LAGS",
     "SCHEMES",
+    "AdaComp",
     "Dense",
     "Layout",
     "MpiTopkError",

@@ -25,9 +25,13 @@ PHASES = {
     "accumulate_select": "select",
     "random_indices": "select",
     "take": "select",
+    "select_bins": "select",
     "pack": "pack",
+    "pack_bins": "pack",
     "merge": "merge",
     "merge_sparse": "merge",
+    "merge_bins": "merge",
+    "nonzero": "merge",
     "divide": "merge",
 }
 """The phase that each operation of a device belongs to; exchange is what the driver does."""

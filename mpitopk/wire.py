@@ -240,7 +240,12 @@ class Messages:
 
 def corrupt(rank: int, size: int) -> ExchangeError:
     """Return the error for a message whose indices cannot be right."""
+    return damaged(rank, f"indices that are not ascending or not below {size}")
+
+
+def damaged(rank: int, what: str) -> ExchangeError:
+    """Return the error for a message that has what cannot be right."""
     return ExchangeError(
-        f"the message of rank {rank} has indices that are not ascending or not below {size}: "
+        f"the message of rank {rank} has {what}: "
         "it was damaged on the way, or its sender has a defect; the residual is as before the step"
     )

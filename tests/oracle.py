@@ -172,3 +172,33 @@ class LAGS(TopK):
     def selected(self, a: Array) -> list[int]:
         pairs = zip(self.segments, self.counts, strict=True)
         return [start + i for (start, stop), k in pairs for i in largest(a[start:stop], k)]
+
+
+class AdaComp:
+    """Bins of consecutive entries of a segment; `segments`: (start, stop)."""
+
+    values = np.dtype("float32")
+
+    def __init__(self, ranks: int, segments: list[tuple[int, int]], *, scale: float = 2, **size: int) -> None:
+        self.segments, self.bin, self.scale = segments, size.get("bin", 500), scale
+        self.residuals = np.zeros((ranks, segments[-1][1]))
+
+    def sent(self, residual: Array, gradient: Array) -> Array:
+        """Return what the entries that a rank sends are decoded to, and zeros."""
+        g, ahead = residual + gradient, residual + self.scale * gradient
+        decoded = np.zeros_like(g)
+        for start, stop in self.segments:
+            bins = [slice(at, min(at + self.bin, stop)) for at in range(start, stop, self.bin)]
+            most = [np.abs(g[b]).max() for b in bins]
+            for b, m in zip(bins, most, strict=True):
+                if m > 0:
+                    decoded[b] = np.where(np.abs(ahead[b]) >= m, np.sign(g[b]) * np.mean(most), 0)
+        return decoded
+
+    def step(self, gradients: Array) -> Array:
+        total = np.zeros(self.residuals.shape[1])
+        for rank, gradient in enumerate(gradients.astype(np.float64)):
+            decoded = self.sent(self.residuals[rank], gradient)
+            self.residuals[rank] += gradient - decoded
+            total += decoded
+        return total / len(gradients)

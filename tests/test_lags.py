@@ -177,12 +177,12 @@ def test_a_failed_step_leaves_no_trace(scheme: LAGS, what: str, device: str) -> 
 
 
 @pytest.mark.parametrize("name", APART)
-def test_a_sum_that_overflows_in_the_second_exchange_leaves_no_trace(name: str, device: str) -> None:
+def test_what_might_overflow_in_the_second_exchange_is_seen_before_the_first(name: str, device: str) -> None:
     world = Simulated(4, LAYOUT, SCHEMES[name], device=device)
     assert world.simulation.participants[0].state.apart  # type: ignore[attr-defined]
     g = whole(4, 0)
     g[:, -1] = 3e38  # segment "s", which is sent dense
-    bodies.fails_without_trace(world, g, NonFiniteError, "overflowed")
+    bodies.fails_without_trace(world, g, NonFiniteError, "too large")
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -9,7 +9,14 @@ import oracle
 import pytest
 from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
 
-from mpitopk import DGC, LAGS, ScaleCom, Simulation, warmup
+from mpitopk import (
+    DGC,
+    LAGS,
+    AdaComp,
+    ScaleCom,
+    Simulation,
+    warmup,
+)
 
 TIMES = {"w": 3.1e-4, "b": 0.0, "none": 0.0, "v": 5.3e-4, "s": 0.0}
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -48,7 +55,12 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"backward_seconds": dict.fromkeys(TIMES, 0.0), "cap": 11},
     ),
     "lags, everything": (LAGS, oracle.LAGS, {"backward_seconds": TIMES, "cap": 1}),
+    "adacomp": (AdaComp, oracle.AdaComp, {}),
+    "adacomp, small bins": (AdaComp, oracle.AdaComp, {"bin": 7}),
+    "adacomp, a byte for each": (AdaComp, oracle.AdaComp, {"bin": 50, "scale": 3.0}),
+    "adacomp, two bytes for each": (AdaComp, oracle.AdaComp, {"bin": 129, "scale": 1.5}),
 }
+ONE_EACH = {scheme.__name__: scheme(**options) for scheme, _, options in reversed(CASES.values())}
 each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)
 quiet = pytest.mark.filterwarnings("ignore::mpitopk.errors.CompressionWarning")
 
@@ -73,9 +85,7 @@ def test_real_ranks(comm: Any, scheme: Any, definition: Any, options: dict[str, 
 @pytest.mark.mpi
 @quiet
 @pytest.mark.parametrize("rank", [0, -1])
-@pytest.mark.parametrize(
-    "scheme", [DGC(0.1), ScaleCom(0.1), LAGS(TIMES, 1e-6, 1e6)], ids=["dgc", "scalecom", "lags"]
-)
+@pytest.mark.parametrize("scheme", ONE_EACH.values(), ids=ONE_EACH)
 def test_a_rank_with_nan_stops_all_and_nothing_changes(
     comm: Any, scheme: Any, rank: int, device: str
 ) -> None:

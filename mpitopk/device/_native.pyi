@@ -83,6 +83,38 @@ class Engine:
     ) -> int:
         """As `merge`, to arrays with room for `sum(counts) + dense entries`, or `size` if less."""
 
+    def select_bins(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        rows: Array,
+        size: int,
+        factor: float,
+        marks: Array,
+        counts: Array,
+        scales: Array,
+    ) -> int:
+        """Return how many entries are chosen, or -1 if something is too large."""
+
+    def pack_bins(
+        self, x: Array, rows: Array, size: int, marks: Array, counts: Array, scales: Array, words: Array
+    ) -> None: ...
+    def merge_bins(
+        self,
+        buffer: Bytes,
+        starts: list[int],
+        counts: list[int],
+        rows: Array,
+        size: int,
+        divisor: int,
+        out: Array,
+    ) -> int:
+        """Merge the messages that begin at `starts`, of `counts` words of code after the 40-byte header.
+
+        Returns the number of entries held by some message, or -1 - p if the code of rank p is wrong.
+        """
+
     def divide(self, x: Array, divisor: int) -> bool: ...
 
 # What the benchmarks compare with.

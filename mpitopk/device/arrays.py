@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitopk.device.base import Device
+from mpitopk.device.base import TOO_LARGE, Device
 from mpitopk.errors import GradientError
 
 if TYPE_CHECKING:
@@ -76,6 +76,19 @@ def flat_gradient(x: object, layout: Layout, *, writable: bool) -> Array:
     return array
 
 
+def widen(gradient: Array, dtype: str) -> Array:
+    """Return the gradient in the accumulator's type; uint16 holds the bits of bfloat16."""
+    if gradient.dtype == np.uint16:
+        bits: Array = gradient.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+    return gradient.astype(dtype, copy=False)
+
+
+def sound(x: Array) -> bool:
+    """Return whether every entry is below `TOO_LARGE`."""
+    return bool((np.abs(x) < TOO_LARGE[str(x.dtype)]).all())
+
+
 class HostMemoryDevice(Device):
     """A device whose arrays are NumPy's, so that nothing need be copied for MPI or for the user."""
 
@@ -104,6 +117,10 @@ class HostMemoryDevice(Device):
 
     def staged(self, x: Array, head: memoryview | None = None) -> Array:  # noqa: ARG002 (it is there)
         return x
+
+    def nonzero(self, x: Array) -> tuple[Array, Array]:
+        indices = np.flatnonzero(x).astype(np.uint32)
+        return indices, x[indices]
 
     def unstaged(self, x: Array, out: Array | None = None) -> Array:
         if out is None or out is x:

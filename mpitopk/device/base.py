@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mpitopk.bins import Bins
     from mpitopk.layout import Layout
     from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
@@ -171,6 +172,54 @@ class Device(ABC):
         """Return the entries that `merge` would have written: ascending uint32[m] and T[m].
 
         The arrays belong to the device and are valid until its next merge.
+        """
+
+    @abstractmethod
+    def nonzero(self, x: Array) -> tuple[Array, Array]:
+        """Return the entries of `x`: T[n] that are not zero: ascending uint32[m] and T[m].
+
+        The arrays belong to the device and are valid until its next call of this.
+        """
+
+    @abstractmethod
+    def select_bins(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        bins: Bins,
+        factor: float,
+        marks: Array,
+        counts: Array,
+        scales: Array,
+    ) -> int | None:
+        """Write residual + gradient to `out`: T[n], and choose entries of each bin.
+
+        Chosen are those whose |residual + factor gradient| is at least the largest |out| of the bin, and
+        whose `out` is not zero. Bit i of the words of a bin in `marks`: uint32[bins.total *
+        bins.mark_words] is set where its entry i is one of them; `counts`: bins.count_type[bins.total]
+        receives how many of each bin are. `scales`: T[m] receives of each segment the mean of the largest
+        |out| of its bins, from 256 sums in float64 of every 256th, which are added up by halves.
+
+        Returns how many are chosen; None if not every entry of `out` is sound.
+        """
+
+    @abstractmethod
+    def pack_bins(
+        self, x: Array, bins: Bins, marks: Array, counts: Array, scales: Array, words: Array
+    ) -> None:
+        """Write the code of the chosen entries of `x`: T[n], as above, to `words`.
+
+        They travel as their sign times the scale of the segment, which is subtracted from `x` there.
+        """
+
+    @abstractmethod
+    def merge_bins(self, messages: Messages, bins: Bins, divisor: int, out: Array) -> int:
+        """Write the sum of the messages of code, added in rank order from 0, over `divisor` to `out`: T[n].
+
+        Entries that no message holds are zero. Returns how many entries some message holds. Raises
+        `ExchangeError`, and writes nothing, if a bin has too many entries, or they are out of order or
+        range, or do not fill the message.
         """
 
     @abstractmethod

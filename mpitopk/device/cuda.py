@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from mpitopk.device.bin_kernels import BinKernels
 from mpitopk.device.gpu_memory import GpuMemoryDevice
 from mpitopk.device.launch import (
     GRADIENTS,
@@ -30,6 +31,7 @@ from mpitopk.errors import DeviceError
 from mpitopk.wire import HEADER
 
 if TYPE_CHECKING:
+    from mpitopk.bins import Bins
     from mpitopk.plan import Plan
     from mpitopk.wire import Heads, Message, Messages
 
@@ -74,6 +76,7 @@ class CudaDevice(GpuMemoryDevice):
     def __init__(self) -> None:
         super().__init__()
         self._selector: Selector | None = None
+        self._bins: BinKernels | None = None
         self._fallbacks = 0
         self._pieces: tuple[Array, Array] | None = None
         self._uploaded: dict[str, tuple[list[int], Array]] = {}
@@ -188,6 +191,36 @@ class CudaDevice(GpuMemoryDevice):
         launch(f"merge_write<{kind}>", blocks, *where, np.float32(divisor), n, wrong, sizes, indices, values)
         held = self._intact(messages, size)
         return indices[:held], values[:held]
+
+    def _kernels_for(self, bins: Bins) -> BinKernels:
+        if self._bins is None or self._bins.bins is not bins:
+            self._bins = BinKernels(bins)
+        return self._bins
+
+    def select_bins(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        bins: Bins,
+        factor: float,
+        marks: Array,
+        counts: Array,
+        scales: Array,
+    ) -> int | None:
+        return self._kernels_for(bins).select(gradient, residual, out, factor, marks, counts, scales)
+
+    def pack_bins(
+        self, x: Array, bins: Bins, marks: Array, counts: Array, scales: Array, words: Array
+    ) -> None:
+        self._kernels_for(bins).pack(x, marks, counts, scales, words)
+
+    def merge_bins(self, messages: Messages, bins: Bins, divisor: int, out: Array) -> int:
+        codes = [start + HEADER.size for start in messages.starts]
+        counts = [start + bins.offsets[0] for start in codes]
+        starts = [self._on_gpu("codes", codes), self._on_gpu("bin counts", counts)]
+        words = self._on_gpu("counts", messages.counts)
+        return self._kernels_for(bins).merge(messages, starts, words, divisor, out)
 
     def divide(self, x: Array, divisor: int) -> bool:
         flag, _ = self._cleared()

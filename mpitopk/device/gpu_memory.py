@@ -102,6 +102,12 @@ class GpuMemoryDevice(Device):
         copy(out, x)
         return out
 
+    def nonzero(self, x: Array) -> tuple[Array, Array]:
+        found = cupy.flatnonzero(x)
+        indices = self.empty(found.size, "uint32")
+        indices[:] = found
+        return indices, x[indices]
+
     def overlap(self, x: Array, y: Array) -> bool:
         first, second = sorted([(x.data.ptr, x.nbytes), (y.data.ptr, y.nbytes)])
         return bool(first[0] + first[1] > second[0] and min(x.nbytes, y.nbytes) > 0)

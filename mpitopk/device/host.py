@@ -10,6 +10,7 @@ import mpitopk.device._native as _native
 from mpitopk.device.arrays import HostMemoryDevice
 
 if TYPE_CHECKING:
+    from mpitopk.bins import Bins
     from mpitopk.plan import Plan
     from mpitopk.typing import Array
     from mpitopk.wire import Message, Messages
@@ -114,6 +115,31 @@ class HostDevice(HostMemoryDevice):
         )
         held = messages.intact(held, size)
         return indices[:held], values[:held]
+
+    def select_bins(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        bins: Bins,
+        factor: float,
+        marks: Array,
+        counts: Array,
+        scales: Array,
+    ) -> int | None:
+        of_bins = bins.rows, bins.size
+        entries = self.engine.select_bins(gradient, residual, out, *of_bins, factor, marks, counts, scales)
+        return None if entries < 0 else entries
+
+    def pack_bins(
+        self, x: Array, bins: Bins, marks: Array, counts: Array, scales: Array, words: Array
+    ) -> None:
+        self.engine.pack_bins(x, bins.rows, bins.size, marks, counts, scales, words)
+
+    def merge_bins(self, messages: Messages, bins: Bins, divisor: int, out: Array) -> int:
+        every = messages.buffer, messages.starts, messages.counts
+        held = self.engine.merge_bins(*every, bins.rows, bins.size, divisor, out)
+        return bins.intact(held)
 
     def divide(self, x: Array, divisor: int) -> bool:
         return self.engine.divide(x, divisor)

@@ -16,15 +16,17 @@ Array: TypeAlias = Any
 """CuPy's arrays; it has no type hints."""
 
 KERNELS = Path(__file__).parent / "kernels"
-FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elementwise.cu")
+FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elementwise.cu", "bins.cu")
 GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
-    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take")
+    *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take",
+                             "select_bins")
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
     *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums"),
+    *("bin_means", "tally_bins", "settle_bins", "pack_bins", "check_bins", "merge_bins", "divide_held"),
 )  # fmt: skip
 THREADS = 256
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpitopk.device.arrays import HostMemoryDevice
-from mpitopk.device.base import TOO_LARGE
+from mpitopk.device.arrays import sound, widen
+from mpitopk.device.reference_bins import ReferenceBins
 from mpitopk.wire import corrupt
 
 if TYPE_CHECKING:
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
 _UINT = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 FEISTEL_ROUNDS = 6
-
-
-def widen(gradient: Array, dtype: str) -> Array:
-    """Return the gradient in the accumulator's type; uint16 holds the bits of bfloat16."""
-    if gradient.dtype == np.uint16:
-        bits: Array = gradient.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
-    return gradient.astype(dtype, copy=False)
 
 
 def keys(x: Array) -> Array:
@@ -47,10 +39,6 @@ def positions(plan: Plan, group: int) -> Array:
     """Return the flat indices of a group, ascending."""
     rows = plan.pieces[plan.pieces[:, 2] == group]
     return np.concatenate([np.arange(start, stop) for start, stop, _ in rows])
-
-
-def _sound(x: Array) -> bool:
-    return bool((np.abs(x) < TOO_LARGE[str(x.dtype)]).all())
 
 
 def _sums(x: Array) -> Array:
@@ -97,7 +85,7 @@ def _mix32(v: Array) -> Array:
     return mixed
 
 
-class ReferenceDevice(HostMemoryDevice):
+class ReferenceDevice(ReferenceBins):
     """The host, in NumPy.
 
     Operations call one another by the class: those of an instance may be wrapped in a timer.
@@ -134,7 +122,7 @@ class ReferenceDevice(HostMemoryDevice):
             scaled = wide if scale == 1 else number(scale) * wide
             kept = residual if residual is None or keep == 1 else number(keep) * residual
             np.copyto(out, scaled) if kept is None else np.add(kept, scaled, out=out)
-        return _sound(out)
+        return sound(out)
 
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
@@ -151,7 +139,7 @@ class ReferenceDevice(HostMemoryDevice):
             indices[at : at + count] = where[topk(x[where], count)]
             at += count
         np.take(x, indices, out=values)
-        return _sound(x)
+        return sound(x)
 
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         at = 0

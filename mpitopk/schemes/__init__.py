@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from mpitopk.errors import ConfigError, nearest
+from mpitopk.schemes.adacomp import AdaComp
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
@@ -22,6 +23,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "dgc": DGC,
     "scalecom": ScaleCom,
     "lags": LAGS,
+    "adacomp": AdaComp,
 }
 
 
@@ -65,6 +67,7 @@ __all__ = [
     "DGC",
     "LAGS",
     "SCHEMES",
+    "AdaComp",
     "Dense",
     "Density",
     "RandomK",

@@ -4,11 +4,13 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "baselines.hpp"
+#include "bins.hpp"
 #include "merge.hpp"
 #include "random.hpp"
 #include "select.hpp"
@@ -111,6 +113,24 @@ std::vector<Dense> dense_of(const py::array& rows, size_t size) {
     require(inside && static_cast<size_t>(piece.stop) <= size, "dense pieces must lie in the buffer");
   }
   return dense;
+}
+
+Bins bins_of(const py::array& rows, size_t size, size_t entries) {
+  const bool right = rows.ndim() == 2 && rows.shape(1) == 3 && rows.itemsize() == 8 &&
+                     (rows.flags() & py::array::c_style) != 0;
+  require(right, "bins must be contiguous rows of (start, stop, first), int64");
+  const Bins bins(static_cast<const Binned*>(rows.data()), static_cast<size_t>(rows.shape(0)), size);
+  require(size > 0 && size <= size_t{1} << 15 && bins.sound() && bins.entries() == entries,
+          "bins must cover the buffer");
+  return bins;
+}
+
+// Call f with the types in which counts and entries of such bins travel.
+template <class F>
+auto with_bin_types(const Bins& bins, F&& f) {
+  if (bins.size() <= 128) return f(std::uint8_t{}, std::uint8_t{});
+  if (bins.size() < 256) return f(std::uint8_t{}, std::uint16_t{});
+  return f(std::uint16_t{}, std::uint16_t{});
 }
 
 size_t total_of(const std::vector<Dense>& dense) {
@@ -282,6 +302,70 @@ class Engine {
     });
   }
 
+  std::ptrdiff_t select_bins(const py::array& gradient, const py::array& residual, const py::array& out,
+                             const py::array& rows, size_t size, double factor, const py::array& marks,
+                             const py::array& counts, const py::array& scales) {
+    std::ptrdiff_t entries = 0;
+    with_gradient(gradient, out, [&](auto g, auto o) {
+      using T = std::remove_pointer_t<decltype(o.data)>;
+      const auto r = as<const T>("residual", residual);
+      require(r.size == o.size && r.data != o.data, "residual and out must be two buffers of one length");
+      const Bins bins = bins_of(rows, size, o.size);
+      const auto bits = as<std::uint32_t>("marks", marks);
+      const auto to = as<T>("scales", scales);
+      require(bits.size == bins.total() * bins.mark_words(), "marks must have bits for all entries");
+      require(to.size == bins.segments(), "scales must be as many as rows");
+      T* most = most_of<T>().reserve(bins.total());
+      return with_bin_types(bins, [&](auto count, auto) {
+        const auto of_bins = as<decltype(count)>("counts", counts);
+        require(of_bins.size == bins.total(), "counts must be as many as bins");
+        const py::gil_scoped_release unlocked;
+        entries = mpitopk::select_bins(pool_, isa_, bins, g.data, r.data, o.data, static_cast<T>(factor), bits.data,
+                                       of_bins.data, to.data, most);
+        return true;
+      });
+    });
+    return entries;
+  }
+
+  void pack_bins(const py::array& x, const py::array& rows, size_t size, const py::array& marks,
+                 const py::array& counts, const py::array& scales, const py::array& words) {
+    const auto to = as<std::uint32_t>("words", words);
+    const auto bits = as<const std::uint32_t>("marks", marks);
+    visit<float, double>("x", x, [&](auto from) {
+      using T = std::remove_pointer_t<decltype(from.data)>;
+      const Bins bins = bins_of(rows, size, from.size);
+      const auto of_segments = as<const T>("scales", scales);
+      require(bits.size == bins.total() * bins.mark_words() && of_segments.size == bins.segments(),
+              "marks and scales must be those of the bins");
+      return with_bin_types(bins, [&](auto count, auto entry) {
+        using Code = BinCode<T, decltype(count), decltype(entry)>;
+        const auto of_bins = as<const decltype(count)>("counts", counts);
+        require(of_bins.size == bins.total(), "counts must be as many as bins");
+        const size_t entries = std::accumulate(of_bins.data, of_bins.data + of_bins.size, size_t{0});
+        require(to.size == Code::words_of(bins, entries), "words must have room for all entries, and no more");
+        const py::gil_scoped_release unlocked;
+        mpitopk::pack_bins<T, decltype(count), decltype(entry)>(pool_, bins, from.data, bits.data, of_bins.data,
+                                                                of_segments.data, to.data, to.size);
+        return true;
+      });
+    });
+  }
+
+  std::ptrdiff_t merge_bins(const py::array& buffer, const Numbers& starts, const Numbers& counts,
+                            const py::array& rows, size_t size, double divisor, const py::array& out) {
+    const auto messages = words_of(buffer, starts, counts);
+    return visit<float, double>("out", out, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      const Bins bins = bins_of(rows, size, to.size);
+      return with_bin_types(bins, [&](auto count, auto entry) {
+        const py::gil_scoped_release unlocked;
+        return mpitopk::merge_bins<T, decltype(count), decltype(entry)>(pool_, bins, messages,
+                                                                        static_cast<T>(divisor), to.data);
+      });
+    });
+  }
+
   bool divide(const py::array& x, double divisor) {
     return visit<float, double>("x", x, [&](auto v) {
       using T = std::remove_pointer_t<decltype(v.data)>;
@@ -358,6 +442,30 @@ class Engine {
     return finite;
   }
 
+  template <class T>
+  Buffer<T>& most_of() {
+    if constexpr (std::is_same_v<T, float>) {
+      return floats_most_;
+    } else {
+      return doubles_most_;
+    }
+  }
+
+  // The words of code of each message.
+  static std::vector<Words> words_of(const py::array& buffer, const Numbers& starts, const Numbers& counts) {
+    const auto bytes = as<const std::uint8_t>("buffer", buffer);
+    require(starts.size() == counts.size(), "starts and counts must be of one length");
+    std::vector<Words> words;
+    for (size_t p = 0; p < starts.size(); ++p) {
+      const auto start = static_cast<size_t>(starts[p]) + header_bytes;
+      const auto count = static_cast<size_t>(counts[p]);
+      require(starts[p] >= 0 && counts[p] >= 0 && start <= bytes.size && count <= (bytes.size - start) / 4,
+              "a message lies outside of the buffer");
+      words.push_back({reinterpret_cast<const std::uint32_t*>(bytes.data + start), count});
+    }
+    return words;
+  }
+
   template <class T, class F>
   std::ptrdiff_t merged(const py::array& buffer, const Numbers& starts, const Numbers& counts, int itemsize,
                         const py::array& dense, double divisor, size_t size, F&& f) {
@@ -403,6 +511,8 @@ class Engine {
   RandomIndices random_;
   size_t candidates_ = 0;
   std::vector<double> sums_, fewer_;
+  Buffer<float> floats_most_;
+  Buffer<double> doubles_most_;
 };
 
 }  // namespace
@@ -427,6 +537,9 @@ PYBIND11_MODULE(_native, m) {
       .def("pack", &Engine::pack)
       .def("merge", &Engine::merge)
       .def("merge_sparse", &Engine::merge_sparse)
+      .def("select_bins", &Engine::select_bins)
+      .def("pack_bins", &Engine::pack_bins)
+      .def("merge_bins", &Engine::merge_bins)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);
