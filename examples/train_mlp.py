@@ -76,26 +76,28 @@ class Network:
         behind.sum(axis=0, out=g["b1"])
 
 
+def optimizer_momentum(scheme: mpitopk.Scheme) -> float:
+    """Return the usual one; none where the scheme has its own."""
+    return 0.0 if scheme.has_momentum else 0.9
+
+
 @dataclass
 class Training:
     """What the training loop needs; also of use to the comparison of the schemes.
 
-    `xp`: NumPy, or CuPy where the runtime is on a GPU. The runtime comes first, since it chooses the GPU.
-    `momentum`: of the optimiser, 0.9 by default; none where the scheme has its own.
+    `xp`: NumPy, or CuPy where the runtime is on a GPU; the runtime comes first, since it chooses the GPU.
     """
 
-    runtime: mpitopk.Runtime
+    layout: mpitopk.Layout
     data: Data
+    momentum: float
     xp: Any = np
     batch: int = 256
     rate: float = 0.1
-    momentum: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.momentum is None:
-            self.momentum = 0.0 if self.runtime.scheme.has_momentum else 0.9
-        self.network = Network(self.runtime.layout, self.xp)
+        self.network = Network(self.layout, self.xp)
         self.parameters = self.network.start(self.seed)
         self.velocity = self.xp.zeros_like(self.parameters)
 
@@ -104,32 +106,49 @@ class Training:
         inputs, labels = map(self.xp.asarray, self.data.batch(at))
         return inputs, (self.xp.arange(len(labels)), labels)
 
-    def share(self, step: int, rank: int, ranks: int) -> Array:
-        """Return the positions of this rank's part of the batch of a step."""
+    def share(self, step: int, rank: int, ranks: int) -> tuple[Array, tuple[Array, Array]]:
+        """Return a rank's part of the batch of a step."""
         rng = np.random.default_rng((self.seed, step))
-        return rng.integers(0, self.data.training, max(self.batch, ranks))[rank::ranks]
+        return self.examples(rng.integers(0, self.data.training, max(self.batch, ranks))[rank::ranks])
+
+    def backward(
+        self, inputs: Array, hidden: Array, log_probability: Array, right: Any, ranks: int, gradient: Array
+    ) -> None:
+        """Write a rank's gradient: such that the mean over the ranks is that of the batch."""
+        error = self.xp.exp(log_probability)
+        error[right] -= 1
+        error *= ranks / max(self.batch, ranks)
+        self.network.backward(self.parameters, inputs, hidden, error, gradient)
+
+    def update(self, mean: Array, step: int, steps: int) -> None:
+        """Make a step of momentum SGD; from half of the steps on the rate falls to zero."""
+        rate = self.rate * min(1, 2 * (1 - step / steps))
+        self.velocity *= self.momentum
+        self.velocity += mean
+        self.parameters -= rate * self.velocity
 
     def train(
-        self, rank: int, ranks: int, steps: int, *, stop: int | None = None, report: Any = None
+        self,
+        runtime: mpitopk.Runtime,
+        rank: int,
+        ranks: int,
+        steps: int,
+        *,
+        stop: int | None = None,
+        report: Any = None,
     ) -> None:
         """Take steps until there have been `steps` of them, or `stop`."""
-        runtime, gradient = self.runtime, self.runtime.gradient
+        gradient = runtime.gradient
         while runtime.step < (stop or steps):
             step = runtime.step
-            inputs, right = self.examples(self.share(step, rank, ranks))
+            inputs, right = self.share(step, rank, ranks)
             with runtime.range("forward"):
                 hidden, log_probability = self.network.forward(self.parameters, inputs)
             with runtime.range("backward"):
-                error = self.xp.exp(log_probability)
-                error[right] -= 1
-                error *= ranks / max(self.batch, ranks)
-                self.network.backward(self.parameters, inputs, hidden, error, gradient)
+                self.backward(inputs, hidden, log_probability, right, ranks, gradient)
             mean = runtime.allreduce(gradient)
             with runtime.range("update"):
-                rate = self.rate * min(1, 2 * (1 - step / steps))
-                self.velocity *= self.momentum
-                self.velocity += mean
-                self.parameters -= rate * self.velocity
+                self.update(mean, step, steps)
             if report is not None:
                 report(step + 1)
 
@@ -218,20 +237,20 @@ def make_runtime(comm: MPI.Intracomm, data: Data, options: argparse.Namespace) -
         sys.exit(f"train_mlp.py: {error}" if comm.rank == 0 else 1)
 
 
-def save(prefix: str, rank: int, training: Training) -> None:
+def save(prefix: str, rank: int, training: Training, runtime: mpitopk.Runtime) -> None:
     """Write this rank's file: its own state, and parameters and velocity, which all ranks share."""
     to_host = getattr(training.xp, "asnumpy", np.asarray)
     shared = {"parameters": to_host(training.parameters), "velocity": to_host(training.velocity)}
-    np.savez(f"{prefix}-{rank}.npz", **shared, **training.runtime.state_dict())  # type: ignore[arg-type]
+    np.savez(f"{prefix}-{rank}.npz", **shared, **runtime.state_dict())  # type: ignore[arg-type]
 
 
-def resume(prefix: str, comm: MPI.Intracomm, training: Training) -> None:
+def resume(prefix: str, comm: MPI.Intracomm, training: Training, runtime: mpitopk.Runtime) -> None:
     """Go on from saved files, of any number of ranks."""
     first = on_rank_0(comm, lambda: dict(np.load(f"{prefix}-0.npz")))
     training.parameters[:] = training.xp.asarray(first["parameters"])
     training.velocity[:] = training.xp.asarray(first["velocity"])
     mine = range(comm.rank, mpitopk.saved_size(first), comm.size)
-    training.runtime.load_state_dict(*[dict(np.load(f"{prefix}-{rank}.npz")) for rank in mine])
+    runtime.load_state_dict(*[dict(np.load(f"{prefix}-{rank}.npz")) for rank in mine])
 
 
 def summary(runtime: mpitopk.Runtime, taken: int) -> str:
@@ -259,10 +278,12 @@ def main() -> None:
     with make_runtime(comm, data, options) as runtime:
         xp = import_module("cupy" if options.device in ("cuda", "cupy") else "numpy")
         momentum = options.optimizer_momentum
-        training = Training(runtime, data, xp, options.batch, options.rate, momentum, options.seed)
+        if momentum is None:
+            momentum = optimizer_momentum(options.scheme)
+        training = Training(runtime.layout, data, momentum, xp, options.batch, options.rate, options.seed)
         runtime.broadcast(training.parameters)
         if options.resume:
-            resume(options.resume, comm, training)
+            resume(options.resume, comm, training, runtime)
         started = runtime.step
 
         def report(step: int) -> None:
@@ -279,13 +300,13 @@ def main() -> None:
 
         if rank == 0:
             print(f"{ranks} ranks, {runtime.layout}, {runtime.scheme.describe()}", flush=True)
-        training.train(rank, ranks, options.steps, stop=options.stop, report=report)
+        training.train(runtime, rank, ranks, options.steps, stop=options.stop, report=report)
         runtime.check_replicas(training.parameters)
         if rank == 0 and runtime.step > started:
             print(summary(runtime, runtime.step - started))
             print(f"parameters identical on all {ranks} ranks")
         if options.save:
-            save(options.save, rank, training)
+            save(options.save, rank, training, runtime)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ With device cuda it runs on the stand-in for CuPy in cudasim.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import importlib.util
+import itertools
 import os
 import platform
 import shutil
@@ -19,6 +22,7 @@ import pytest
 import mpitopk
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_mlp.py"
+COMPARE = SCRIPT.parents[1] / "profiling" / "compare.py"
 ON_STANDIN = Path(__file__).parent / "cudasim" / "run.py"
 BESIDE = Path(sys.executable).parent / "mpiexec"
 MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec") or "mpiexec"
@@ -191,3 +195,45 @@ def test_a_scheme_takes_its_options_by_name(tmp_path: Path) -> None:
     )
     assert "DGC(density=0.01, per_segment=False" in text
     assert "momentum=0.8, nesterov=True" in text
+
+
+def compare(folder: Path, ranks: int, *arguments: str) -> tuple[str, list[dict[str, str]]]:
+    """Return what is printed, and the rows of the file of results."""
+    command = ["--data", "synthetic", "--steps", "0.05", "--seeds", "1", *arguments, "--output", "here"]
+    done = start(folder, ranks, *command, scripts=(COMPARE,))
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (folder / "here" / "results.csv").open(newline="") as file:
+        points = list(csv.DictReader(file))
+    assert (folder / "here" / "table.md").read_text() in done.stdout
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    assert (folder / "here" / "accuracy.png").exists() == drawn
+    assert ("they need pip install '.[plot]'" in done.stderr) != drawn
+    return done.stdout, points
+
+
+def test_the_schemes_are_compared_at_matched_traffic(tmp_path: Path) -> None:
+    """Every one that has a density moves as much as TopK; two processes share out the runs."""
+    table, points = compare(tmp_path, 2, "--ranks-simulated", "2", "3", "--density", "0.02")
+    ends = [point for point in points if point["step"] == "15"]
+    assert len(points) == 10 * len(ends)
+    assert len(ends) == table.count("synthetic |") >= 16
+    for point in ends:
+        (topk,) = [p for p in ends if p["scheme"] == "TopK" and p["ranks"] == point["ranks"]]
+        if point["density"]:
+            assert float(point["bytes"]) == pytest.approx(float(topk["bytes"]), rel=0.05), point
+        assert float(point["seconds"]) > 0
+    for one, next_ in itertools.pairwise(points):
+        if int(next_["step"]) > int(one["step"]):
+            assert int(next_["bytes"]) > int(one["bytes"])
+            assert float(next_["seconds"]) > float(one["seconds"])
+    assert "On a network with 20 us a message and 1.25 GB/s" in table
+
+
+def test_the_comparison_is_the_same_on_simulated_and_real_ranks(tmp_path: Path) -> None:
+    some = ["--schemes", "Dense", "TopK", "DGC"]
+    _, real = compare(tmp_path, 2, *some)
+    _, simulated = compare(tmp_path, 0, *some, "--ranks-simulated", "2")
+    assert len(real) == 30
+    for ours, theirs in zip(real, simulated, strict=True):
+        assert ours["seconds"] == ""
+        assert {**ours, "seconds": theirs["seconds"]} == theirs
