@@ -208,19 +208,8 @@ def train_all(runs: list[Run], tasks: dict[str, Task], simulate: bool) -> list[P
 
 def rows(points: list[Point], tasks: dict[str, Task]) -> Iterator[list[str]]:
     """Yield the heading and the rows of the table."""
-    heading = [
-        "data",
-        "ranks",
-        "scheme",
-        "traffic",
-        "result",
-        "spread",
-        "against Dense",
-        "bytes",
-        "ms a step",
-    ]
-    yield heading
-    yield ["---"] * len(heading)
+    yield ["data", "ranks", "scheme", "traffic", "result", "spread", "against Dense", "bytes", "ms a step"]
+    yield ["---"] * 9
     settings: dict[Setting, list[Point]] = {}
     for point in {(*setting(p), p.seed): p for p in points}.values():  # the last of each run
         settings.setdefault(setting(point), []).append(point)
