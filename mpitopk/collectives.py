@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -33,6 +34,11 @@ class Allgatherv:
     sizes: list[int] | None = None
 
     @property
+    def sent(self) -> Array:
+        """What this rank contributes."""
+        return self.message.buffer
+
+    @property
     def nbytes(self) -> int:
         """Bytes that this rank contributes."""
         return self.message.buffer.size
@@ -60,9 +66,52 @@ class Allreduce:
     """All ranks contribute as much."""
 
     @property
+    def sent(self) -> Array:
+        """What this rank contributes."""
+        return self.values
+
+    @property
     def nbytes(self) -> int:
         """Bytes that this rank contributes."""
         return self.values.nbytes
 
 
-Collective: TypeAlias = Allgatherv | Allreduce
+@dataclass(frozen=True, eq=False)
+class Butterfly:
+    """Merge the messages of all ranks, two at a time, in rounds (`mpitopk.butterfly`).
+
+    All messages, merged ones too, are of one size. The result is `wire.Messages`, of a single
+    message that is the same on every rank; valid until the next exchange.
+
+    Attributes
+    ----------
+    message : Message
+        This rank's message; only its header is changed.
+    merge : callable
+        Takes a message that this rank holds, one that has arrived, and whether this rank, alone of
+        those that merge the same two, is to keep what the merged one lacks. Returns the merged
+        message; None if one of its values is not finite. It must not depend on which of both is held.
+    fixed, finite : bool
+        As for `Allgatherv`.
+    """
+
+    message: Message
+    merge: Callable[[Message, Message, bool], Message | None]
+    fixed: bool = True
+    finite: bool = True
+
+    sizes: ClassVar[None] = None
+    """All ranks contribute as much."""
+
+    @property
+    def sent(self) -> Array:
+        """What this rank contributes."""
+        return self.message.buffer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes."""
+        return self.message.buffer.size
+
+
+Collective: TypeAlias = Allgatherv | Allreduce | Butterfly

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpitopk.butterfly import schedule
+
 
 def allgatherv_bytes(sizes: Sequence[int], rank: int) -> int:
     """Return what a rank receives: the messages of all others. A ring makes it send about as much."""
@@ -15,6 +17,11 @@ def allgatherv_bytes(sizes: Sequence[int], rank: int) -> int:
 def allreduce_bytes(nbytes: int, ranks: int) -> int:
     """Return what a rank receives, and sends, in a ring allreduce of `nbytes`."""
     return 2 * nbytes * (ranks - 1) // ranks
+
+
+def butterfly_bytes(nbytes: int, ranks: int, rank: int) -> int:
+    """Return what a rank receives in a butterfly of messages of `nbytes`."""
+    return nbytes * sum(r.source is not None for r in schedule(rank, ranks))
 
 
 def break_even(ranks: int, value_bytes: int, dense_bytes: int = 4) -> float:
@@ -50,3 +57,7 @@ class Network:
         """Return the seconds of Rabenseifner's algorithm."""
         rounds = 2 * math.ceil(math.log2(ranks))
         return rounds * self.latency + allreduce_bytes(nbytes, ranks) / self.bandwidth
+
+    def butterfly(self, nbytes: int, ranks: int) -> float:
+        """Return the seconds of all rounds, one after the other."""
+        return len(schedule(0, ranks)) * (self.latency + nbytes / self.bandwidth)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpitopk.agreement import together
-from mpitopk.collectives import Allgatherv, Collective
+from mpitopk.collectives import Allgatherv, Allreduce, Collective
 from mpitopk.errors import DeviceError, nearest
 from mpitopk.transport import CUDA_AWARE, Transport
 
@@ -81,7 +81,7 @@ def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | 
 
     def make_room() -> str:
         if request is not None:
-            device.staged(request.message.buffer if isinstance(request, Allgatherv) else request.values)
+            device.staged(request.sent)
         return device.place
 
     places = together(transport.gather_objects, transport.rank, make_room, lambda place: place).every
@@ -178,6 +178,12 @@ def probe(transport: Transport, device: GpuMemoryDevice) -> str:
             received = device.mirror(transport.gather_bytes(sent, sizes).buffer, "what was received")
             if not np.array_equal(received, np.concatenate(bytes_of)):
                 return f"MPI gathered wrong bytes in memory of the GPU (sizes of {sizes[0]}, {sizes[-1]})"
+        for size in (64, large):
+            to, source = _neighbours(transport)
+            sent = device.staged(device.from_host(_pattern(size, rank, size)))
+            received = device.mirror(transport.swap_bytes(sent, to, source).buffer, "what was received")
+            if not np.array_equal(received, _pattern(size, source, size)):
+                return f"MPI sent wrong bytes from memory of the GPU to another rank ({size} bytes)"
         for size in (3, large // 4):
             x = device.from_host(np.full(size, rank + 1, np.float32))
             transport.allreduce(x, x)
@@ -188,6 +194,10 @@ def probe(transport: Transport, device: GpuMemoryDevice) -> str:
     except Exception as error:  # MPI's own, or CuPy's
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _neighbours(transport: Transport) -> tuple[int, int]:
+    return (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
 
 
 def _pattern(size: int, rank: int, turn: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -203,8 +213,10 @@ def _faster(transport: Transport, device: GpuMemoryDevice, request: Collective) 
             start = perf_counter()
             if isinstance(request, Allgatherv):
                 transport.allgatherv(request.message, request.sizes or [request.nbytes] * transport.size)
-            else:
+            elif isinstance(request, Allreduce):
                 transport.allreduce(request.values, request.mean)
+            else:
+                transport.swap(request.message, *_neighbours(transport))
             device.settle()
             if turn > 0:
                 taken[direct].append(perf_counter() - start)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpitopk.agreement import Report
-from mpitopk.collectives import Allgatherv, Collective
+from mpitopk.collectives import Allgatherv, Allreduce, Collective
 from mpitopk.errors import ConfigError, GradientError, nearest
 from mpitopk.schemes.base import Rank, Scheme, Sparse, Steps
 from mpitopk.wire import Messages, Status
@@ -78,11 +78,15 @@ class Participant:
             self.failure = error
             return self.scheme.stand_in(self.state)
 
-    def sign(self, request: Collective, arrival: int) -> None:
-        """Write this rank's header, or mark its values, before they are sent."""
-        status = Status.FINE if request.finite else Status.NONFINITE
+    def status(self, request: Collective) -> Status:
+        """Return how this rank comes to a collective."""
         if self.failure:
-            status = Status.FAILED
+            return Status.FAILED
+        return Status.FINE if request.finite else Status.NONFINITE
+
+    def sign(self, request: Allgatherv | Allreduce, arrival: int) -> None:
+        """Write this rank's header, or mark its values, before they are sent."""
+        status = self.status(request)
         if isinstance(request, Allgatherv):
             request.message.sign(status, self.rank.step, arrival)
         elif status is not Status.FINE and request.values.size:

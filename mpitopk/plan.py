@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from mpitopk.typing import Array
 
 
+NOWHERE = 2**32 - 1
+"""No index; buffers have at most so many entries."""
+
+
 def entries(density: float, size: int) -> int:
     """Return how many of `size` entries a density asks for: at least one, half rounded up."""
     return min(size, max(1, int(density * size + 0.5)))
@@ -40,6 +44,14 @@ class Plan:
     def total(self) -> int:
         """Entries sent with an index."""
         return int(self.counts.sum())
+
+    @cached_property
+    def extents(self) -> Array:
+        """Rows (start, stop): where each group begins and ends. Dense pieces may lie in between."""
+        starts, stops, groups = self.pieces[self.pieces[:, 2] >= 0].T
+        number = np.arange(self.counts.size)
+        first, last = np.searchsorted(groups, number), np.searchsorted(groups, number, side="right") - 1
+        return np.column_stack([starts[first], stops[last]])
 
     @cached_property
     def dense(self) -> Array:

@@ -14,7 +14,8 @@ import numpy as np
 
 from mpitopk import costs, state
 from mpitopk.agreement import Report, verdict
-from mpitopk.collectives import Allgatherv, Allreduce, Collective
+from mpitopk.butterfly import Combination, schedule
+from mpitopk.collectives import Allgatherv, Allreduce, Butterfly, Collective
 from mpitopk.costs import Network
 from mpitopk.device import open_device
 from mpitopk.device.base import Device
@@ -114,10 +115,12 @@ class Simulation:
         return self.participants[0].skipped(sparse)
 
     def _exchange(self, requests: list[Collective | None]) -> list[Any] | None:
+        if None in requests:
+            return None
+        if all(isinstance(request, Butterfly) for request in requests):
+            return self._butterfly(requests)  # type: ignore[arg-type]
         for participant, request in zip(self.participants, requests, strict=True):
-            if request is None:
-                return None
-            participant.sign(request, 0)
+            participant.sign(request, 0)  # type: ignore[arg-type]
         if all(isinstance(request, Allgatherv) for request in requests):
             return self._allgatherv(requests)  # type: ignore[arg-type]
         return self._allreduce(requests)  # type: ignore[arg-type]
@@ -139,6 +142,27 @@ class Simulation:
         devices = [participant.rank.device for participant in self.participants]
         buffers = [device.unstaged(messages.buffer) for device in devices]
         return [Messages(buffer, starts, sizes, messages.words) for buffer in buffers]
+
+    def _butterfly(self, requests: list[Butterfly]) -> list[Messages] | None:
+        """Carry out the rounds; what is sent in one is as it was before all merges of that round."""
+        ranks, nbytes = len(requests), requests[0].nbytes
+        devices = [participant.rank.device for participant in self.participants]
+        held = [Combination(p, r) for p, r in zip(self.participants, requests, strict=True)]
+        for now in zip(*(schedule(rank, ranks) for rank in range(ranks)), strict=True):
+            for combination in held:
+                combination.sign(0)
+            messages = [combination.message for combination in held]
+            pairs = zip(devices, messages, strict=True)
+            sent = [np.array(_staged(device, m.buffer, m.head)) for device, m in pairs]
+            for device, combination, its in zip(devices, held, now, strict=True):
+                if its.source is not None:
+                    there = Messages(sent[its.source], [0], [nbytes])
+                    here = Messages(device.unstaged(there.buffer), [0], [nbytes], there.words)
+                    combination.receive(here, its)
+        self.bytes += costs.butterfly_bytes(nbytes, ranks, 0)
+        self.clock += self.network.butterfly(nbytes, ranks)
+        results = [combination.result() for combination in held]
+        return None if None in results else results  # type: ignore[return-value]
 
     def _allreduce(self, requests: list[Allreduce]) -> list[Array] | None:
         devices = [participant.rank.device for participant in self.participants]

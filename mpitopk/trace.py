@@ -32,6 +32,8 @@ PHASES = {
     "merge_sparse": "merge",
     "merge_bins": "merge",
     "nonzero": "merge",
+    "combine": "merge",
+    "put_back": "merge",
     "divide": "merge",
 }
 """The phase that each operation of a device belongs to; exchange is what the driver does."""

@@ -114,13 +114,7 @@ class Transport:
 
         Where they are of one size it is an allgather, for which MPI libraries have quicker algorithms.
         """
-        sent = message.buffer if self._on_host else self._device.staged(message.buffer, message.head)
-        received = self.gather_bytes(sent, sizes)
-        if self._on_host:
-            return received
-        device = self._device
-        heads = received.words if isinstance(received.buffer, np.ndarray) else device.heads(received)
-        return Messages(device.unstaged(received.buffer), received.starts, sizes, heads)
+        return self._handed(self.gather_bytes(self._staged_bytes(message), sizes))
 
     def gather_bytes(self, sent: Bytes, sizes: list[int]) -> Messages:
         """Gather bytes that MPI can read, of the given sizes, to where it can write."""
@@ -164,6 +158,42 @@ class Transport:
         if failures:
             raise ExchangeError("; ".join(failures) + "; lower the density, or run fewer ranks on a node")
         self._room, self._staged = room, staged
+
+    def swap(self, message: Message, to: int | None, source: int | None) -> Messages | None:
+        """Send a message to one rank and receive one of its size from another; None: no rank.
+
+        What is received is valid until the next exchange.
+        """
+        received = self.swap_bytes(self._staged_bytes(message), to, source)
+        return None if source is None else self._handed(received)
+
+    def swap_bytes(self, sent: Bytes, to: int | None, source: int | None) -> Messages:
+        """Exchange bytes that MPI can read, as `swap`, to where it can write.
+
+        Every rank comes here for each size, since all make room together.
+        """
+        from mpi4py import MPI
+
+        if self._received.sizes != [sent.size]:
+            self._received = self._room_for([sent.size])
+        received = self._received
+        dest = MPI.PROC_NULL if to is None else to
+        other = MPI.PROC_NULL if source is None else source
+        self._settle()
+        for part in self._parts(sent):
+            self._comm.Sendrecv(sent[part], dest, recvbuf=received.buffer[part], source=other)
+        return received
+
+    def _staged_bytes(self, message: Message) -> Bytes:
+        return message.buffer if self._on_host else self._device.staged(message.buffer, message.head)
+
+    def _handed(self, received: Messages) -> Messages:
+        """Return what MPI has written as messages on this device."""
+        if self._on_host:
+            return received
+        device = self._device
+        heads = received.words if isinstance(received.buffer, np.ndarray) else device.heads(received)
+        return Messages(device.unstaged(received.buffer), received.starts, received.sizes, heads)
 
     def allreduce(self, values: Array, total: Array) -> None:
         """Write the sum over the ranks to `total`, which may be `values`."""

@@ -181,6 +181,12 @@ class Messages:
         return max([words[at + ARRIVAL] for at in begins])
 
     @property
+    def worst(self) -> int:
+        """The worst status of all ranks."""
+        words, begins = self.words
+        return max([words[at] >> 32 & 0xFF for at in begins])
+
+    @property
     def counts(self) -> list[int]:
         """Entries with an index, of each message."""
         words, begins = self.words
@@ -191,17 +197,18 @@ class Messages:
         """Bytes of a value."""
         return self.headers[0].itemsize
 
-    def all_fine(self, own: Message) -> bool:
-        """Return whether all ranks can go on.
+    def all_fine(self, own: Message, first: int = 0) -> bool:
+        """Return whether all ranks can go on; the first message is of rank `first`.
 
         Raises the same `ExchangeError` on all of them where a message is foreign, out of step or of
-        another form than that of rank 0.
+        another form than the first, or than ours if there is one only.
         """
         if self.equal and self._like(own):
             return own.head[STATUS_AT] == Status.FINE
         headers = self.headers
-        for rank, header in enumerate(headers):
-            self._check(rank, header, headers[0], own.dense)
+        right = headers[0] if len(headers) > 1 else Header(*HEADER.unpack(own.head))
+        for i, header in enumerate(headers):
+            self._check(first + i, self.sizes[i], header, right, own.dense)
         return all(header.status == Status.FINE for header in headers)
 
     def _like(self, own: Message) -> bool:
@@ -209,17 +216,18 @@ class Messages:
         (words, begins), mine = self.words, own.words[:ARRIVAL]
         return all(words[at : at + ARRIVAL] == mine for at in begins)
 
-    def _check(self, rank: int, header: Header, first: Header, dense: int) -> None:
-        expected = {"magic": MAGIC, "layout": first.layout, "step": first.step, "itemsize": first.itemsize}
-        for name, right in expected.items():
-            if getattr(header, name) != right:
+    @staticmethod
+    def _check(rank: int, size: int, header: Header, right: Header, dense: int) -> None:
+        expected = {"magic": MAGIC, "layout": right.layout, "step": right.step, "itemsize": right.itemsize}
+        for name, value in expected.items():
+            if getattr(header, name) != value:
                 raise ExchangeError(
-                    f"the message of rank {rank} has {name} {getattr(header, name)}, expected {right}: "
+                    f"the message of rank {rank} has {name} {getattr(header, name)}, expected {value}: "
                     "every rank must call allreduce equally often, on runtimes made together"
                 )
-        if header.count < 0 or message_bytes(header.count, dense, header.itemsize) != self.sizes[rank]:
+        if header.count < 0 or message_bytes(header.count, dense, header.itemsize) != size:
             raise ExchangeError(
-                f"the message of rank {rank} has {self.sizes[rank]} bytes, which {header.count} indexed and "
+                f"the message of rank {rank} has {size} bytes, which {header.count} indexed and "
                 f"{dense} further values do not fill: it was damaged on the way, or its sender has a defect"
             )
 
@@ -236,6 +244,14 @@ class Messages:
         if held < 0:
             raise corrupt(-1 - held, size)
         return held
+
+
+def misplaced() -> ExchangeError:
+    """Return the error for a message of a plan whose indices cannot be right."""
+    return ExchangeError(
+        "another rank's message has indices that are not ascending, or not as many in each segment as "
+        "expected: give all ranks the same density; the residual is as before the step"
+    )
 
 
 def corrupt(rank: int, size: int) -> ExchangeError:

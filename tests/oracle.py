@@ -202,3 +202,54 @@ class AdaComp:
             self.residuals[rank] += gradient - decoded
             total += decoded
         return total / len(gradients)
+
+
+class GTopK(TopK):
+    """Ranks from the largest power of two on hand theirs to the first; those merge as in a tree."""
+
+    def __init__(
+        self, ranks: int, segments: list[tuple[int, int]], *, conserving: bool = True, **options: Any
+    ) -> None:
+        super().__init__(ranks, segments, **options)
+        self.conserving = conserving
+
+    def step(self, gradients: Array) -> Array:
+        ranks = len(gradients)
+        candidates = self.residuals + gradients
+        held: list[set[int]] = []
+        vectors = np.zeros_like(candidates)
+        for p, a in enumerate(candidates):
+            whole, winners = self.chosen(a)
+            vectors[p, whole + winners] = a[whole + winners]
+            held.append(set(winners))
+        left, sent = candidates - vectors, list(held)
+        dropped: list[tuple[int, int, float]] = []
+
+        def merge(p: int, q: int) -> None:
+            vectors[p] += vectors[q]
+            either = sorted(held[p] | held[q])
+            magnitudes = np.zeros(self.size)  # of what neither holds: less than any other
+            magnitudes[either] = 1 + np.abs(vectors[p, either])
+            held[p] = set(self.chosen(magnitudes)[1])
+            for j in set(either) - held[p]:
+                dropped.append((p, j, vectors[p, j]))
+                vectors[p, j] = 0
+
+        inner = 1 << (ranks.bit_length() - 1)
+        for q in range(inner, ranks):
+            merge(q - inner, q)
+        apart = 1
+        while apart < inner:
+            for p in range(0, inner, 2 * apart):
+                merge(p, p + apart)
+            apart *= 2
+        for p, a in enumerate(candidates):
+            back = sorted(sent[p] - held[0])
+            left[p, back] = a[back]
+        for p, j, value in dropped:
+            if self.conserving and j in held[0]:
+                left[p, j] += value
+        self.residuals = left
+        self.steps += 1
+        mean: Array = vectors[0] / ranks
+        return mean

@@ -13,6 +13,7 @@ from mpitopk import (
     DGC,
     LAGS,
     AdaComp,
+    GTopK,
     ScaleCom,
     Simulation,
     warmup,
@@ -59,6 +60,14 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adacomp, small bins": (AdaComp, oracle.AdaComp, {"bin": 7}),
     "adacomp, a byte for each": (AdaComp, oracle.AdaComp, {"bin": 50, "scale": 3.0}),
     "adacomp, two bytes for each": (AdaComp, oracle.AdaComp, {"bin": 129, "scale": 1.5}),
+    "gtopk": (GTopK, oracle.GTopK, {"density": 0.05}),
+    "gtopk, as published": (GTopK, oracle.GTopK, {"density": 0.05, "conserving": False}),
+    "gtopk, one entry": (GTopK, oracle.GTopK, {"density": 1e-9}),
+    "gtopk, half": (GTopK, oracle.GTopK, {"density": 0.5}),
+    "gtopk, small ones dense": (GTopK, oracle.GTopK, {"density": 0.1, "dense_below": 20}),
+    "gtopk, per segment": (GTopK, oracle.GTopK, {"density": 0.1, "per_segment": True, "dense_below": 8}),
+    "gtopk, everything": (GTopK, oracle.GTopK, {"density": 1.0}),
+    "gtopk, schedule": (GTopK, oracle.GTopK, {"density": lambda step: 0.2 / (step + 1)}),
 }
 ONE_EACH = {scheme.__name__: scheme(**options) for scheme, _, options in reversed(CASES.values())}
 each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)

@@ -115,6 +115,22 @@ class Engine:
         Returns the number of entries held by some message, or -1 - p if the code of rank p is wrong.
         """
 
+    def combine(
+        self,
+        indices: Array,
+        values: Array,
+        their_indices: Array,
+        their_values: Array,
+        pieces: Array,
+        counts: Array,
+        out_indices: Array,
+        out_values: Array,
+        dropped_indices: Array,
+        dropped_values: Array,
+    ) -> int:
+        """Return 1, 0 if a sum is not finite, or -1 if their indices cannot be right."""
+
+    def put_back(self, x: Array, indices: Array, values: Array, winners: Array, among: bool) -> None: ...
     def divide(self, x: Array, divisor: int) -> bool: ...
 
 # What the benchmarks compare with.

@@ -11,6 +11,7 @@ from mpitopk.errors import GradientError
 
 if TYPE_CHECKING:
     from mpitopk.layout import Layout
+    from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
 
 
@@ -113,6 +114,9 @@ class HostMemoryDevice(Device):
         return np.empty(nbytes, np.uint8)
 
     def settle(self) -> None:
+        pass
+
+    def reserve(self, plan: Plan) -> None:
         pass
 
     def staged(self, x: Array, head: memoryview | None = None) -> Array:  # noqa: ARG002 (it is there)

@@ -223,5 +223,34 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def reserve(self, plan: Plan) -> None:
+        """Make room for what `combine` needs with this plan, so that it cannot fail for want of it."""
+
+    @abstractmethod
+    def combine(
+        self, mine: Message, theirs: Message, plan: Plan, out: Message, indices: Array, values: Array
+    ) -> bool:
+        """Add two messages of a plan, both in T, and write the sum's winners to `out`.
+
+        Where both hold an index their values are added, others stay as they are; of each group of the
+        plan the first `counts[g]` by (magnitude descending, index ascending) win. Dense values are added.
+        `out` may be `mine`. Exchanging `mine` and `theirs` gives the same bits.
+
+        `indices`: uint32[plan.total] and `values`: T[plan.total] receive what has not won, group by
+        group, ascending; `plan.NOWHERE` and zero fill the places of a group that are left.
+
+        Returns whether every sum is finite. If not, all that was written is unspecified. Raises
+        `ExchangeError` if the indices of `theirs` are not ascending, or not as many in each group as the
+        plan says.
+        """
+
+    @abstractmethod
+    def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
+        """Add values to `x`: T[n] at those indices that are (or with `among` False are not) winners.
+
+        The indices are distinct where they are added to. `winners`: uint32, ascending.
+        """
+
+    @abstractmethod
     def divide(self, x: Array, divisor: int) -> bool:
         """Divide by `divisor` in place; return whether every entry is finite."""

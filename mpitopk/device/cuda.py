@@ -17,6 +17,7 @@ from mpitopk.device.bin_kernels import BinKernels
 from mpitopk.device.gpu_memory import GpuMemoryDevice
 from mpitopk.device.launch import (
     GRADIENTS,
+    STRETCH,
     THREADS,
     VALUES,
     Array,
@@ -26,9 +27,10 @@ from mpitopk.device.launch import (
     processors,
     value,
 )
+from mpitopk.device.pairs import Pairs
 from mpitopk.device.selector import Selector
 from mpitopk.errors import DeviceError
-from mpitopk.wire import HEADER
+from mpitopk.wire import HEADER, misplaced
 
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 
 OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
-
-STRETCH = 4096
-"""Entries that a block merges, or adds up."""
 
 
 def usable() -> str:
@@ -78,6 +77,7 @@ class CudaDevice(GpuMemoryDevice):
         self._selector: Selector | None = None
         self._bins: BinKernels | None = None
         self._fallbacks = 0
+        self._pairs: Pairs | None = None
         self._pieces: tuple[Array, Array] | None = None
         self._uploaded: dict[str, tuple[list[int], Array]] = {}
         self._heads = self.empty(0, "uint8")
@@ -221,6 +221,41 @@ class CudaDevice(GpuMemoryDevice):
         starts = [self._on_gpu("codes", codes), self._on_gpu("bin counts", counts)]
         words = self._on_gpu("counts", messages.counts)
         return self._kernels_for(bins).merge(messages, starts, words, divisor, out)
+
+    def reserve(self, plan: Plan) -> None:
+        if self._pairs is None or self._pairs.plan is not plan:
+            self._pairs = Pairs(plan)
+
+    def combine(
+        self, mine: Message, theirs: Message, plan: Plan, out: Message, indices: Array, values: Array
+    ) -> bool:
+        self.reserve(plan)
+        wrong, total = self._cleared()
+        report, k = (wrong, self._result[4:8].view("uint32"), total), plan.total
+        x, y, to = (message.values[k:] for message in (mine, theirs, out))
+        launch("add_dense", self._blocks(x.size), x, y, to, np.int64(x.size), wrong)
+        finite = True
+        if k:
+            assert self._pairs is not None
+            finite = self._pairs.run(mine, theirs, out, (indices, values), *report)
+        found = value(wrong)
+        if found & 1:
+            raise misplaced()
+        return finite and found == 0
+
+    def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
+        k = np.uint32(winners.size)
+        launch(
+            "put_back",
+            self._blocks(indices.size),
+            x,
+            indices,
+            values,
+            np.int64(indices.size),
+            winners,
+            k,
+            np.int32(among),
+        )
 
     def divide(self, x: Array, divisor: int) -> bool:
         flag, _ = self._cleared()

@@ -8,6 +8,7 @@ import numpy as np
 
 import mpitopk.device._native as _native
 from mpitopk.device.arrays import HostMemoryDevice
+from mpitopk.wire import misplaced
 
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
@@ -140,6 +141,28 @@ class HostDevice(HostMemoryDevice):
         every = messages.buffer, messages.starts, messages.counts
         held = self.engine.merge_bins(*every, bins.rows, bins.size, divisor, out)
         return bins.intact(held)
+
+    def combine(
+        self, mine: Message, theirs: Message, plan: Plan, out: Message, indices: Array, values: Array
+    ) -> bool:
+        result = self.engine.combine(
+            mine.indices,
+            mine.values,
+            theirs.indices,
+            theirs.values,
+            plan.pieces,
+            plan.counts,
+            out.indices,
+            out.values,
+            indices,
+            values,
+        )
+        if result < 0:
+            raise misplaced()
+        return result > 0
+
+    def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
+        self.engine.put_back(x, indices, values, winners, among)
 
     def divide(self, x: Array, divisor: int) -> bool:
         return self.engine.divide(x, divisor)

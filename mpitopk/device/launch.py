@@ -16,7 +16,16 @@ Array: TypeAlias = Any
 """CuPy's arrays; it has no type hints."""
 
 KERNELS = Path(__file__).parent / "kernels"
-FILES = ("common.cuh", "select.cuh", "select.cu", "full.cu", "merge.cu", "elementwise.cu", "bins.cu")
+FILES = (
+    "common.cuh",
+    "select.cuh",
+    "select.cu",
+    "full.cu",
+    "merge.cu",
+    "elementwise.cu",
+    "bins.cu",
+    "combine.cu",
+)
 GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
@@ -25,10 +34,13 @@ NAMES = (
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
+    *("common", "add", "add_dense", "split", "put_back"),
     *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums"),
     *("bin_means", "tally_bins", "settle_bins", "pack_bins", "check_bins", "merge_bins", "divide_held"),
 )  # fmt: skip
 THREADS = 256
+STRETCH = 4096
+"""Entries that a block merges, or adds up."""
 
 
 def source() -> str:

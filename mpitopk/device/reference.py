@@ -8,7 +8,8 @@ import numpy as np
 
 from mpitopk.device.arrays import sound, widen
 from mpitopk.device.reference_bins import ReferenceBins
-from mpitopk.wire import corrupt
+from mpitopk.plan import NOWHERE
+from mpitopk.wire import corrupt, misplaced
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
@@ -201,6 +202,39 @@ class ReferenceDevice(ReferenceBins):
         out = np.empty(size, dtype)
         ReferenceDevice.merge(self, messages, dense, divisor, out)
         return self._held, out[self._held]
+
+    def combine(
+        self, mine: Message, theirs: Message, plan: Plan, out: Message, indices: Array, values: Array
+    ) -> bool:
+        k = plan.total
+        first = np.append(0, np.cumsum(plan.counts))
+        if (theirs.indices[1:] <= theirs.indices[:-1]).any():
+            raise misplaced()
+        both = np.union1d(mine.indices, theirs.indices)
+        sums, held = np.zeros(both.size, values.dtype), np.zeros(both.size, np.bool_)
+        at = np.searchsorted(both, mine.indices)
+        sums[at], held[at] = mine.values[:k], True
+        at = np.searchsorted(both, theirs.indices)
+        with np.errstate(over="ignore"):
+            sums[at] = np.where(held[at], sums[at] + theirs.values[:k], theirs.values[:k])
+            dense = mine.values[k:] + theirs.values[k:]
+        indices.fill(NOWHERE)
+        values.fill(0)
+        for (start, stop), here, end in zip(plan.extents.tolist(), first[:-1], first[1:], strict=True):
+            if not (start <= theirs.indices[here] and theirs.indices[end - 1] < stop):
+                raise misplaced()
+            low, high = np.searchsorted(both, [start, stop])
+            won = np.zeros(high - low, np.bool_)
+            won[topk(sums[low:high], end - here)] = True
+            out.indices[here:end], out.values[here:end] = both[low:high][won], sums[low:high][won]
+            end = here + int((~won).sum())
+            indices[here:end], values[here:end] = both[low:high][~won], sums[low:high][~won]
+        out.values[k:] = dense
+        return bool(np.isfinite(sums).all() and np.isfinite(dense).all())
+
+    def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
+        chosen = np.isin(indices, winners) == among
+        x[indices[chosen]] += values[chosen]
 
     def divide(self, x: Array, divisor: int) -> bool:
         with np.errstate(invalid="ignore"):

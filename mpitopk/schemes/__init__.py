@@ -11,6 +11,7 @@ from mpitopk.schemes.adacomp import AdaComp
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
+from mpitopk.schemes.gtopk import GTopK
 from mpitopk.schemes.lags import LAGS
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
@@ -21,6 +22,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "topk": TopK,
     "randomk": RandomK,
     "dgc": DGC,
+    "gtopk": GTopK,
     "scalecom": ScaleCom,
     "lags": LAGS,
     "adacomp": AdaComp,
@@ -70,6 +72,7 @@ __all__ = [
     "AdaComp",
     "Dense",
     "Density",
+    "GTopK",
     "RandomK",
     "Rank",
     "ScaleCom",

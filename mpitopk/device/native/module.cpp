@@ -11,6 +11,7 @@
 
 #include "baselines.hpp"
 #include "bins.hpp"
+#include "combine.hpp"
 #include "merge.hpp"
 #include "random.hpp"
 #include "select.hpp"
@@ -366,6 +367,50 @@ class Engine {
     });
   }
 
+  // 1, or 0 where a sum is not finite, or -1 where the indices of theirs cannot be right.
+  int combine(const py::array& indices, const py::array& values, const py::array& their_indices,
+              const py::array& their_values, const py::array& pieces, const py::array& counts,
+              const py::array& out_indices, const py::array& out_values, const py::array& dropped_indices,
+              const py::array& dropped_values) {
+    const Plan plan(pieces, counts);
+    const size_t rows = plan.pieces.size;
+    const size_t size = rows == 0 ? 0 : static_cast<size_t>(plan.pieces.data[3 * rows - 2]);
+    return visit<float, double>("out_values", out_values, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      Combine<T>& combine = this->combine_of<T>();
+      cut_.update(size, plan.pieces.data, rows, plan.counts.data, plan.counts.size, pool_);
+      const size_t k = cut_.total;
+      const auto mine = as<const Index>("indices", indices), theirs = as<const Index>("their_indices", their_indices);
+      const auto x = as<const T>("values", values), y = as<const T>("their_values", their_values);
+      const auto where = as<Index>("out_indices", out_indices), left = as<Index>("dropped_indices", dropped_indices);
+      const auto rest = as<T>("dropped_values", dropped_values);
+      require(mine.size == k && theirs.size == k && where.size == k && left.size == k && rest.size == k,
+              "all lists must be as long as the sum of counts");
+      require(to.size >= k && x.size == to.size && y.size == to.size, "all messages must have as many values");
+      const py::gil_scoped_release unlocked;
+      Combined sum = combine.run(pool_, cut_, {mine.data, x.data}, {theirs.data, y.data}, {where.data, to.data},
+                                 {left.data, rest.data});
+      bool finite = sum == Combined::fine;
+      for (size_t i = k; i < to.size; ++i) {
+        to.data[i] = x.data[i] + y.data[i];
+        finite &= key_of(to.data[i]) < Format<T>::infinity;
+      }
+      return sum == Combined::misplaced ? -1 : finite ? 1 : 0;
+    });
+  }
+
+  void put_back(const py::array& x, const py::array& indices, const py::array& values, const py::array& winners,
+                bool among) {
+    const auto at = as<const Index>("indices", indices), won = as<const Index>("winners", winners);
+    visit<float, double>("x", x, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      const auto what = as<const T>("values", values);
+      require(at.size == what.size, "indices and values must be of one length");
+      const py::gil_scoped_release unlocked;
+      return mpitopk::put_back<T>(pool_, to.data, to.size, {at.data, what.data}, at.size, won.data, won.size, among);
+    }) ? void() : throw py::value_error("indices must lie in the buffer");
+  }
+
   bool divide(const py::array& x, double divisor) {
     return visit<float, double>("x", x, [&](auto v) {
       using T = std::remove_pointer_t<decltype(v.data)>;
@@ -412,6 +457,15 @@ class Engine {
       return floats_;
     } else {
       return doubles_;
+    }
+  }
+
+  template <class T>
+  Combine<T>& combine_of() {
+    if constexpr (std::is_same_v<T, float>) {
+      return float_sums_;
+    } else {
+      return double_sums_;
     }
   }
 
@@ -508,6 +562,8 @@ class Engine {
   Selector<float> floats_;
   Selector<double> doubles_;
   Cut cut_;
+  Combine<float> float_sums_;
+  Combine<double> double_sums_;
   RandomIndices random_;
   size_t candidates_ = 0;
   std::vector<double> sums_, fewer_;
@@ -540,6 +596,8 @@ PYBIND11_MODULE(_native, m) {
       .def("select_bins", &Engine::select_bins)
       .def("pack_bins", &Engine::pack_bins)
       .def("merge_bins", &Engine::merge_bins)
+      .def("combine", &Engine::combine)
+      .def("put_back", &Engine::put_back)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);
