@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpitopk.errors import ConfigError
+from mpitopk.agreement import Report, verdict
+from mpitopk.errors import ConfigError, ExchangeError
 from mpitopk.wire import Message, Messages, Status
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ class Round(NamedTuple):
     """Whether it merges what it receives; that is the result otherwise."""
     keeps: bool = False
     """Whether it is the one, of all that merge the same two messages, that keeps what is dropped."""
-    last: bool = False
-    """Whether this is its last merge."""
 
 
 def schedule(rank: int, ranks: int) -> list[Round]:
@@ -47,7 +46,7 @@ def schedule(rank: int, ranks: int) -> list[Round]:
             rounds[-1] = Round(to=other) if rank >= inner else Round(source=other, merges=True, keeps=True)
     for bit in range(doublings):
         partner, lowest = rank ^ 1 << bit, rank % (2 << bit) == 0
-        inside = Round(partner, partner, merges=True, keeps=lowest, last=bit == doublings - 1)
+        inside = Round(partner, partner, merges=True, keeps=lowest)
         rounds.append(inside if rank < inner else Round())
     if excess:
         rounds.append(Round())
@@ -60,7 +59,8 @@ class Combination:
     """What a rank holds, from round to round.
 
     The worst status of all that it has heard of goes along with what it sends: after the last round
-    every rank knows whether all can go on. One that cannot goes on talking, and merges no more.
+    every rank knows whether all can go on, since all that merge the same two messages find the same.
+    One that cannot goes on talking, and merges no more.
 
     Attributes
     ----------
@@ -73,45 +73,40 @@ class Combination:
         self._me = me
         self._merge = request.merge
         self._status = me.status(request)
-        self._received: Messages | None = None
-        self._alone: Exception | None = None
+        self._result: Messages | None = None
+        self._error: Exception | None = None
 
     def sign(self, arrival: int) -> None:
         """Write the header of what is sent next."""
-        step = self._me.rank.step if self._alone is None else -1  # which is nobody's
-        self.message.sign(self._status, step, arrival)
+        self.message.sign(self._status, self._me.rank.step, arrival)
 
     def receive(self, messages: Messages, now: Round) -> None:
         """Take note of what has arrived in a round."""
         self._status = Status(max(self._status, messages.worst))
         if self._status is not Status.FINE:
             return
-        if not now.merges:
-            self._check(messages, now)
-            self._received = messages
-            return
         try:
             self._check(messages, now)
-        except Exception as error:  # the other rank notices as well
-            self._fail(error)
+        except Exception as error:
+            self._me.failure, self._status = error, Status.FAILED
+            return
+        if not now.merges:
+            self._result = messages
             return
         mine = self.message
         theirs = Message.parse(messages.buffer, mine.indices.size, mine.dense, str(mine.values.dtype))
         try:
             merged = self._merge(mine, theirs, now.keeps)
         except Exception as error:
-            self._fail(error)
-            self._alone = error if now.last else None
+            self._error, self._status = error, Status.LOST
             return
         if merged is None:
             self._status = Status.NONFINITE
         else:
             self.message = merged
 
-    def _fail(self, error: Exception) -> None:
-        self._me.failure, self._status = error, Status.FAILED
-
     def _check(self, messages: Messages, now: Round) -> None:
+        """Raise unless the message is of our step and form; its sender then finds the same of ours."""
         rank, mine, theirs = self._me.rank, self.message.indices.size, messages.counts[0]
         assert now.source is not None
         messages.all_fine(self.message, first=now.source)
@@ -124,10 +119,15 @@ class Combination:
     def result(self) -> Messages | None:
         """Return what all ranks hold after the last round; None if some rank cannot go on.
 
-        Raises what went wrong in the last merge, after which nobody can be told.
+        Raises what has gone wrong in a merge, here or elsewhere, of which not all ranks may have heard.
         """
-        if self._alone is not None:
-            raise self._alone
+        if self._error is not None:
+            raise verdict([Report.of(self._me.rank.id, self._error)]) or AssertionError from self._error
+        if self._status is Status.LOST:
+            raise ExchangeError(
+                "merging has failed on another rank, which says why; some ranks may have gone on: "
+                "start again from a checkpoint"
+            )
         if self._status is not Status.FINE:
             return None
-        return self._received or self.message.alone
+        return self._result or self.message.alone

@@ -4,7 +4,8 @@
 bytes    field
 =======  ====================================================================================
 0-3      magic ``mTk1``
-4        status: 0 fine, 1 the accumulated gradient is not finite, 2 the rank has failed
+4        status: 0 fine, 1 the accumulated gradient is not finite, 2 the rank has failed,
+         3 merging has failed on a rank
 5        size of a value in bytes; 0 in a message of indices alone
 6-7      zero
 8-15     step
@@ -46,6 +47,7 @@ class Status(IntEnum):
     FINE = 0
     NONFINITE = 1
     FAILED = 2
+    LOST = 3
 
 
 @dataclass(frozen=True)
@@ -249,8 +251,8 @@ class Messages:
 def misplaced() -> ExchangeError:
     """Return the error for a message of a plan whose indices cannot be right."""
     return ExchangeError(
-        "another rank's message has indices that are not ascending, or not as many in each segment as "
-        "expected: give all ranks the same density; the residual is as before the step"
+        "the message of another rank has indices that are not ascending, or not as many in each segment as "
+        "expected: it was damaged on the way, or its sender has a defect; the residual is as before the step"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis.extra.numpy import arrays
 
 from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.reference import ReferenceDevice, permuted
+from mpitopk.errors import ExchangeError
 from mpitopk.layout import Layout
-from mpitopk.plan import Plan, make_plan
+from mpitopk.plan import NOWHERE, Plan, make_plan
 from mpitopk.typing import Array
 from mpitopk.wire import Message, Messages, Status, message_bytes
 
@@ -247,3 +249,95 @@ def test_take(device: str, clear: bool, dtype: str) -> None:
     on.take(x, indices, values, clear=clear)
     assert values.tolist() == [1, 4]
     assert (x == 0).tolist() == [clear, False, False, clear]
+
+
+def in_groups(rng: np.random.Generator, plan: Plan, dtype: str) -> Message:
+    """A message of the plan with random entries, many of them equal, and dense values."""
+    members = [
+        np.concatenate([np.arange(a, b) for a, b, g in plan.pieces.tolist() if g == group])
+        for group in range(plan.counts.size)
+    ]
+    pairs = zip(members, plan.counts.tolist(), strict=True)
+    at = [np.sort(rng.choice(where, count, replace=False)) for where, count in pairs]
+    size = message_bytes(plan.total, plan.dense_total, np.dtype(dtype).itemsize)
+    message = Message.blank(np.empty(size, np.uint8), plan.total, plan.dense_total, dtype)
+    message.indices[:] = np.concatenate([*at, np.empty(0, int)])
+    message.values[:] = rng.choice([-2, -1, -0.0, 0, 0.1, 1, 2, 3e37], message.values.size)
+    return message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("lengths", "density"), [((300, 5, 41, 2), 0.3), ((50_000,), 0.25), ((70, 3), 0.9), ((2, 2), 1)]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_two_messages_make_one(
+    device: str, dtype: str, lengths: tuple[int, ...], density: float, threads: int
+) -> None:
+    """The largest of each group's sums, and what is left of them: by the definition, both ways round."""
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
+    layout = Layout({str(i): n for i, n in enumerate(lengths)}, dtype=dtype)
+    on, rng = opened(device, threads), np.random.default_rng(len(lengths))
+    for below in (0, 4):
+        plan = make_plan(layout, density, per_segment=True, dense_below=below)
+        k, first = plan.total, [0, *np.cumsum(plan.counts).tolist()]
+        mine, theirs = (in_groups(rng, plan, dtype) for _ in range(2))
+        results = []
+        for one, other in (mine, theirs), (theirs, mine):
+            out = in_groups(rng, plan, dtype)
+            left = np.empty(k, np.uint32), np.empty(k, dtype)
+            on.reserve(plan)
+            assert on.combine(one, other, plan, out, *left)
+            results.append(
+                (out.indices.tobytes(), out.values.tobytes(), left[0].tobytes(), left[1].tobytes())
+            )
+        assert results[0] == results[1]
+        np.testing.assert_array_equal(out.values[k:], mine.values[k:] + theirs.values[k:])
+        for begin, end in itertools.pairwise(first):
+            sums: dict[int, Any] = {}
+            for message in (mine, theirs):
+                for i, value in zip(
+                    message.indices[begin:end].tolist(), message.values[begin:end], strict=True
+                ):
+                    sums[i] = sums[i] + value if i in sums else value
+            ranking = sorted(sums, key=lambda i: (-abs(sums[i]), i))
+            won, lost = sorted(ranking[: end - begin]), sorted(ranking[end - begin :])
+            empty = end - begin - len(lost)
+            assert out.indices[begin:end].tolist() == won
+            assert out.values[begin:end].tobytes() == np.array([sums[i] for i in won], dtype).tobytes()
+            assert left[0][begin:end].tolist() == lost + [NOWHERE] * empty
+            right = np.array([sums[i] for i in lost] + [0] * empty, dtype)
+            assert left[1][begin:end].tobytes() == right.tobytes()
+
+
+def test_sums_of_two_messages_that_overflow(device: str) -> None:
+    on, plan = opened(device, 1), Plan(np.array([[0, 4, 0], [4, 5, -1]], np.int64), np.array([2]))
+    out, left = sent([0, 1], [0, 0, 0], 1), (np.empty(2, np.uint32), np.empty(2, np.float32))
+    big, small = sent([0, 2], [3e38, 1, 1], 1), sent([1, 3], [1, 1, 1], 1)
+    assert on.combine(big, small, plan, out, *left)
+    assert not on.combine(big, big, plan, out, *left)
+    dense = sent([1, 3], [1, 1, 3e38], 1)
+    assert not on.combine(dense, dense, plan, out, *left)
+
+
+@pytest.mark.parametrize("wrong", [[2, 1, 6], [1, 1, 6], [1, 5, 6], [1, 2, 3], [1, 2, 9], [1, 2, 2**32 - 1]])
+def test_messages_that_are_not_of_the_plan(device: str, wrong: list[int]) -> None:
+    on, plan = opened(device, 1), Plan(np.array([[0, 5, 0], [5, 9, 1]], np.int64), np.array([2, 1]))
+    out, left = sent([0, 1, 5], [0, 0, 0]), (np.empty(3, np.uint32), np.empty(3, np.float32))
+    with pytest.raises(ExchangeError, match="not ascending, or not as many in each segment"):
+        on.combine(sent([0, 1, 5], [1, 2, 3]), sent(wrong, [1, 2, 3]), plan, out, *left)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_are_put_back_among_winners_or_elsewhere(device: str, dtype: str) -> None:
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
+    on, indices = opened(device, 2), np.array([1, 3, 4, NOWHERE], np.uint32)
+    values, winners = np.array([1, 2, 3, 0], dtype), np.array([0, 3, 4], np.uint32)
+    x = np.full(6, 0.5, dtype)
+    on.put_back(x, indices, values, winners, among=True)
+    assert x.tolist() == [0.5, 0.5, 0.5, 2.5, 3.5, 0.5]
+    on.put_back(x, indices[:3], values[:3], winners, among=False)
+    assert x.tolist() == [0.5, 1.5, 0.5, 2.5, 3.5, 0.5]
+    on.put_back(x, indices[:0], values[:0], winners[:0], among=False)

@@ -13,7 +13,7 @@ import pytest
 from worlds import LAYOUT, Array, Mpi, whole
 
 import mpitopk
-from mpitopk import Dense, Layout, RandomK, Runtime, TopK
+from mpitopk import Dense, GTopK, Layout, RandomK, Runtime, TopK
 from mpitopk.errors import (
     ClosedError,
     CompressionWarning,
@@ -33,6 +33,7 @@ SCHEMES = {
     "topk": TopK(0.1),
     "float16": TopK(0.1, values="float16", dense_below=20),
     "schedule": TopK(lambda step: 0.1 / (step + 1)),
+    "gtopk": GTopK(0.1, dense_below=20),
     "randomk": RandomK(0.1),
 }
 

@@ -13,7 +13,17 @@ from devices import got, handed
 from test_mpi import raises_together
 from worlds import LAYOUT, Mpi, whole
 
-from mpitopk import DGC, AdaComp, Dense, Layout, RandomK, Runtime, ScaleCom, TopK
+from mpitopk import (
+    DGC,
+    AdaComp,
+    Dense,
+    GTopK,
+    Layout,
+    RandomK,
+    Runtime,
+    ScaleCom,
+    TopK,
+)
 from mpitopk.errors import ConfigError, DeviceError, ExchangeError, GradientError, ReplicaError
 from mpitopk.transport import Transport
 from mpitopk.wire import Message, Status, message_bytes
@@ -122,7 +132,7 @@ def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.Monkey
     "scheme",
     [
         *(Dense(), TopK(0.1), TopK(lambda _: 0.1), RandomK(0.1), RandomK(lambda _: 0.1)),
-        *(DGC(0.1), ScaleCom(0.1), ScaleCom(lambda _: 0.1), AdaComp(9)),
+        *(DGC(0.1), ScaleCom(0.1), ScaleCom(lambda _: 0.1), AdaComp(9), GTopK(0.1), GTopK(lambda _: 0.1)),
     ],
     ids=lambda scheme: scheme.describe(),
 )

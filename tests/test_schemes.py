@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import LAYOUT, Simulated, whole
 
-from mpitopk import DGC, Dense, Layout, RandomK, ScaleCom, Simulation, TopK, make_scheme, warmup
+from mpitopk import DGC, Dense, GTopK, Layout, RandomK, ScaleCom, Simulation, TopK, make_scheme, warmup
 from mpitopk.device import open_device
 from mpitopk.errors import ConfigError, ExchangeError, NonFiniteError
 
@@ -67,6 +67,7 @@ def encoded(numbers: Any, dtype: str) -> Any:
 SCHEMES = {
     "topk": TopK(0.1),
     "float16": TopK(0.1, values="float16"),
+    "gtopk": GTopK(0.1, dense_below=20),
     "randomk": RandomK(0.1, seed=5),
     "schedule": TopK(lambda step: 0.1 / (step + 1)),
     "random schedule": RandomK(lambda step: 0.1 / (step + 1)),
