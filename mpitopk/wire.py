@@ -241,6 +241,11 @@ class Messages:
             message = Message.parse(self.buffer[start:], count, further, dtype)
             yield message.indices, message.values
 
+    def lists(self) -> Iterator[Array]:
+        """Yield the indices of each message, where they are alone."""
+        for start, count in zip(self.starts, self.counts, strict=True):
+            yield Message.parse(self.buffer[start:], count, 0, None).indices
+
     def intact(self, held: int, size: int) -> int:
         """Return the result of a compiled merge, or raise what its negative values stand for."""
         if held < 0:

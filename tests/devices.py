@@ -62,7 +62,7 @@ def got(x: Any) -> Any:
     if isinstance(x, tuple):
         arrays = map(got, x)
         return type(x)(*arrays) if hasattr(x, "_fields") else tuple(arrays)
-    return x if isinstance(x, np.ndarray) else x.get()
+    return x.get() if hasattr(x, "get") else x
 
 
 class Mirrored:
@@ -89,7 +89,7 @@ class Mirrored:
     @staticmethod
     def _moves(operation: str, argument: int) -> bool:
         """The rows of dense pieces stay on the host."""
-        return not (operation.startswith("merge") and argument == 1)
+        return not (operation in {"merge", "merge_sparse"} and argument == 1)
 
     def _put(self, x: Any) -> Any:
         if isinstance(x, np.ndarray):

@@ -131,6 +131,28 @@ class Engine:
         """Return 1, 0 if a sum is not finite, or -1 if their indices cannot be right."""
 
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, among: bool) -> None: ...
+    def quantize(
+        self,
+        gradient: Array,
+        levels: Array,
+        bucket: int,
+        largest: bool,
+        key: int,
+        codes: Array,
+        scales: Array,
+    ) -> bool: ...
+    def merge_codes(
+        self,
+        buffer: Bytes,
+        starts: list[int],
+        counts: list[int],
+        levels: Array | None,
+        bits: int,
+        bucket: int,
+        divisor: int,
+        out: Array,
+    ) -> None: ...
+    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]: ...
     def divide(self, x: Array, divisor: int) -> bool: ...
 
 # What the benchmarks compare with.

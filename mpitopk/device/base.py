@@ -252,5 +252,53 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def quantize(
+        self,
+        gradient: Array,
+        levels: Array,
+        bucket: int,
+        largest: bool,
+        key: int,
+        codes: Array,
+        scales: Array,
+    ) -> bool:
+        """Round a gradient at random to levels of magnitude: without bias, and reproducibly.
+
+        Entry i, of the bucket i // `bucket`, has the ratio r = |x[i]| / scale, a float32 (the quotient is
+        of T). Among the `levels` l, a float32[2 ** (bits - 1)] ascending from 0 to 1, its code is q, the
+        number of j >= 1 for which r >= l[j] or r > l[j - 1] + u * (l[j] - l[j - 1]), in float32: the level
+        below, or the one above with a probability that makes the mean of l[q] equal to r. u is
+        mix(mix(i ^ low) ^ high) >> 8 in units of 2**-24, with the halves of `key`, 64 bits, and `mix` of
+        `reference.mix32`. Where the scale is 0, all q are 0.
+
+        `scales`: T[buckets] receives the largest magnitude of each bucket, if `largest`, or else its 2-norm,
+        which is at least that and at most the largest finite number: squares are added up in float64, in
+        32 sums of every 32nd entry, and those by halves.
+
+        `codes`: uint32[bits * ceil(n / 32)] receives bit b of (2 q + sign), of entry 32 g + i, as bit i of
+        word bits * g + b. `bucket` is a multiple of 32, so that no group of 32 is of two buckets.
+
+        Returns whether every entry is finite. If not, `codes` and `scales` are unspecified.
+        """
+
+    @abstractmethod
+    def merge_codes(
+        self, messages: Messages, levels: Array | None, bits: int, bucket: int, divisor: int, out: Array
+    ) -> None:
+        """Decode messages, add them in rank order from 0, and write the sum over `divisor` to `out`: T[n].
+
+        A message is words, as indices alone: those of the scales, of its own levels if `levels` is None, and
+        of the codes.
+        """
+
+    @abstractmethod
+    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
+        """Return the sums of r and of r**2 over all buckets with a scale above 0, and how many entries they have.
+
+        The ratios r and the order of additions in a bucket are those of `quantize`; the buckets' sums are
+        added as `norm` does it.
+        """
+
+    @abstractmethod
     def divide(self, x: Array, divisor: int) -> bool:
         """Divide by `divisor` in place; return whether every entry is finite."""

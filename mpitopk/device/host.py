@@ -164,5 +164,26 @@ class HostDevice(HostMemoryDevice):
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
         self.engine.put_back(x, indices, values, winners, among)
 
+    def quantize(
+        self,
+        gradient: Array,
+        levels: Array,
+        bucket: int,
+        largest: bool,
+        key: int,
+        codes: Array,
+        scales: Array,
+    ) -> bool:
+        return self.engine.quantize(gradient, levels, bucket, largest, key, codes, scales)
+
+    def merge_codes(
+        self, messages: Messages, levels: Array | None, bits: int, bucket: int, divisor: int, out: Array
+    ) -> None:
+        where = messages.buffer, messages.starts, messages.counts
+        self.engine.merge_codes(*where, levels, bits, bucket, divisor, out)
+
+    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
+        return self.engine.ratios(gradient, bucket, largest)
+
     def divide(self, x: Array, divisor: int) -> bool:
         return self.engine.divide(x, divisor)

@@ -25,17 +25,18 @@ FILES = (
     "elementwise.cu",
     "bins.cu",
     "combine.cu",
+    "quantize.cu",
 )
 GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
     *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take",
-                             "select_bins")
+                             "select_bins", "quantize", "ratios")
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
     *("common", "add", "add_dense", "split", "put_back"),
-    *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums"),
+    *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums", "merge_codes"),
     *("bin_means", "tally_bins", "settle_bins", "pack_bins", "check_bins", "merge_bins", "divide_held"),
 )  # fmt: skip
 THREADS = 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,17 +75,53 @@ def permuted(count: int, size: int, key: int) -> Array:
         left = (x[walking] >> np.uint64(half)).astype(np.uint32)
         right = x[walking].astype(np.uint32) & mask
         for round_key in round_keys:
-            left, right = right, left ^ (_mix32(right ^ round_key) & mask)
+            left, right = right, left ^ (mix32(right ^ round_key) & mask)
         x[walking] = left.astype(np.uint64) << np.uint64(half) | right
         walking = walking[x[walking] >= size]
     return x
 
 
-def _mix32(v: Array) -> Array:
+def mix32(v: Array) -> Array:
+    """Return 32 well-mixed bits for each uint32: a bijection."""
     v = (v ^ v >> np.uint32(16)) * np.uint32(0x7FEB352D)
     v = (v ^ v >> np.uint32(15)) * np.uint32(0x846CA68B)
     mixed: Array = v ^ v >> np.uint32(16)
     return mixed
+
+
+def uniform(key: int, count: int) -> Array:
+    """Return `count` random numbers in [0, 1), float32 with 24 bits: see `Device.quantize`."""
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
+    bits = mix32(mix32(np.arange(count, dtype=np.uint32) ^ low) ^ high)
+    return (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+def _by_lanes(x: Array, bucket: int) -> Array:
+    """Return the sum of each bucket, added up as `Device.quantize` says."""
+    sums = np.add.reduce(np.append(x, np.zeros(-x.size % bucket)).reshape(-1, bucket // 32, 32), axis=1)
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    added: Array = sums[:, 0]
+    return added
+
+
+def _total(x: Array) -> float:
+    while x.size > 1:
+        x = _sums(x)
+    return float(x[0]) if x.size else 0.0
+
+
+def _ratios(magnitudes: Array, bucket: int, largest: bool) -> tuple[Array, Array]:
+    """Return the scale of each bucket and the ratio of each entry."""
+    starts = np.arange(0, magnitudes.size, bucket)
+    scales = np.maximum.reduceat(magnitudes, starts) if starts.size else magnitudes
+    if not largest:
+        norms = np.sqrt(_by_lanes(magnitudes.astype(np.float64) ** 2, bucket))
+        most = float(np.finfo(magnitudes.dtype).max)
+        scales = np.maximum(scales, np.minimum(norms, most).astype(magnitudes.dtype))
+    divisors = np.repeat(np.where(scales > 0, scales, 1), bucket)[: magnitudes.size]
+    return scales, (magnitudes / divisors).astype(np.float32)
 
 
 class ReferenceDevice(ReferenceBins):
@@ -111,9 +149,7 @@ class ReferenceDevice(ReferenceBins):
     def norm(self, x: Array) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             sums = widen(x, "float64").astype(np.float64) ** 2
-            while sums.size > 1:
-                sums = _sums(sums)
-            return float(np.sqrt(sums[0])) if sums.size else 0.0
+            return math.sqrt(_total(sums))
 
     def accumulate(
         self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
@@ -235,6 +271,60 @@ class ReferenceDevice(ReferenceBins):
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
         chosen = np.isin(indices, winners) == among
         x[indices[chosen]] += values[chosen]
+
+    def quantize(
+        self,
+        gradient: Array,
+        levels: Array,
+        bucket: int,
+        largest: bool,
+        key: int,
+        codes: Array,
+        scales: Array,
+    ) -> bool:
+        x = widen(gradient, str(scales.dtype))
+        if not np.isfinite(x).all():
+            return False
+        with np.errstate(over="ignore", under="ignore"):
+            scales[:], ratios = _ratios(np.abs(x), bucket, largest)
+        padding = np.zeros(-x.size % 32, np.float32)
+        ratios = np.append(ratios, padding)
+        u, q = uniform(key, ratios.size), np.zeros(ratios.size, np.uint32)
+        for below, level in pairwise(levels):
+            q += (ratios >= level) | (ratios > below + u * (level - below))
+        code = 2 * q + np.signbit(np.append(x, padding))
+        groups = code.reshape(-1, 1, 32) >> np.arange(levels.size.bit_length(), dtype=np.uint32)[:, None]
+        bits = (groups & np.uint32(1)) << np.arange(32, dtype=np.uint32)
+        codes[:] = np.bitwise_or.reduce(bits, axis=2).reshape(-1)
+        return True
+
+    def merge_codes(
+        self, messages: Messages, levels: Array | None, bits: int, bucket: int, divisor: int, out: Array
+    ) -> None:
+        out.fill(0)
+        buckets, places = -(-out.size // bucket), np.arange(32, dtype=np.uint32)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            for words in messages.lists():
+                scales, rest = np.split(words, [buckets * out.itemsize // 4])
+                own, rest = np.split(rest, [0 if levels is not None else 1 << bits - 1])
+                table = own.view(np.float32) if levels is None else levels
+                planes = rest.reshape(-1, bits, 1) >> places & np.uint32(1)
+                code = np.add.reduce(planes << places[:bits, None], axis=1, dtype=np.uint32).reshape(-1)
+                code = code[: out.size]
+                sizes = (
+                    table.astype(out.dtype)[code >> 1] * np.repeat(scales.view(out.dtype), bucket)[: out.size]
+                )
+                out += np.where(code & 1, -sizes, sizes)
+            out /= divisor
+
+    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
+        x = widen(gradient, "float64" if gradient.dtype == np.float64 else "float32")
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            scales, ratios = _ratios(np.abs(x), bucket, largest)
+            wide = ratios.astype(np.float64)
+            first, second = (_total(_by_lanes(power, bucket)) for power in (wide, wide**2))
+        sizes = np.minimum(bucket, x.size - bucket * np.arange(scales.size))
+        return first, second, int(sizes[scales > 0].sum())
 
     def divide(self, x: Array, divisor: int) -> bool:
         with np.errstate(invalid="ignore"):

@@ -11,6 +11,8 @@ constexpr unsigned INFINITE = 0x7f800000u;
 constexpr unsigned TOO_LARGE = INFINITE - (32u << 23);
 constexpr unsigned NONE = 0x80000000u;  // a threshold above all of them
 
+constexpr long long HEADER = 40;  // bytes of a message before its indices
+
 struct Half {
   unsigned short bits;
 };
@@ -43,6 +45,13 @@ __device__ inline void narrow(float x, Half& to) {
     magnitude = (bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13;
   }
   to.bits = static_cast<unsigned short>(sign | magnitude);
+}
+
+// A bijection of 32 bits.
+__device__ inline unsigned mixed(unsigned v) {
+  v = (v ^ v >> 16) * 0x7feb352du;
+  v = (v ^ v >> 15) * 0x846ca68bu;
+  return v ^ v >> 16;
 }
 
 // A stretch of the buffer that one block works on. `before`: entries of the same group ahead of it.

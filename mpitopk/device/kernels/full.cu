@@ -64,12 +64,6 @@ struct Largest {
   __device__ bool ties(unsigned key) const { return key == kth; }
 };
 
-__device__ inline unsigned mixed(unsigned v) {
-  v = (v ^ v >> 16) * 0x7feb352du;
-  v = (v ^ v >> 15) * 0x846ca68bu;
-  return v ^ v >> 16;
-}
-
 constexpr int ROUNDS = 6;
 
 // Those whose place in a keyed permutation of the group's positions is below the count: a balanced Feistel

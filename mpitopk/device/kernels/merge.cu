@@ -21,7 +21,6 @@ struct Messages {
   int ranks;
   int n_pieces;
 };
-constexpr long long HEADER = 40;
 
 template <class V>
 struct Message {

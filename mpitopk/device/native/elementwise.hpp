@@ -93,11 +93,12 @@ void for_parts(Pool& pool, size_t size, F&& f, size_t grain = block) {
 
 // Whether f(first, size) is true of all parts.
 template <class F>
-bool all_parts(Pool& pool, size_t size, F&& f) {
+bool all_parts(Pool& pool, size_t size, F&& f, size_t grain = block) {
   std::atomic<bool> all{true};
-  for_parts(pool, size, [&](size_t first, size_t part) {
+  auto part_of = [&](size_t first, size_t part) {
     if (!f(first, part)) all.store(false, std::memory_order_relaxed);
-  });
+  };
+  for_parts(pool, size, part_of, grain);
   return all.load();
 }
 

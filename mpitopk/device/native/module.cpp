@@ -7,12 +7,14 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "baselines.hpp"
 #include "bins.hpp"
 #include "combine.hpp"
 #include "merge.hpp"
+#include "quantize.hpp"
 #include "random.hpp"
 #include "select.hpp"
 
@@ -190,18 +192,12 @@ class Engine {
   double norm(const py::array& x) {
     return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
       const py::gil_scoped_release unlocked;
-      auto stretches = [](size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; };
       sums_.resize(stretches(v.size));
       auto sum = [&](size_t i, size_t n) {
         run_on<Sum>(isa_, v.data + i, n, sums_.data() + i / Sum::stretch, true);
       };
       for_parts(pool_, v.size, sum, Sum::stretch);
-      while (sums_.size() > 1) {
-        fewer_.resize(stretches(sums_.size()));
-        run_on<Sum>(isa_, static_cast<const double*>(sums_.data()), sums_.size(), fewer_.data(), false);
-        sums_.swap(fewer_);
-      }
-      return sums_.empty() ? 0.0 : std::sqrt(sums_[0]);
+      return std::sqrt(added(sums_));
     });
   }
 
@@ -411,6 +407,76 @@ class Engine {
     }) ? void() : throw py::value_error("indices must lie in the buffer");
   }
 
+  bool quantize(const py::array& gradient, const py::array& levels, size_t bucket, bool largest, std::uint64_t key,
+                const py::array& codes, const py::array& scales) {
+    const Levels table = levels_of(levels);
+    const auto words = as<std::uint32_t>("codes", codes);
+    return with_scales(gradient, scales, bucket, [&](auto g, auto to) {
+      require(words.size == words_of(g.size, table.bits), "codes must have bits words for every 32 entries");
+      const py::gil_scoped_release unlocked;
+      return for_buckets(pool_, g.size, bucket, [&](size_t b, size_t i, size_t n) {
+        const bool finite = run_on<Scale>(isa_, g.data + i, n, largest, to + b);
+        const auto bits = static_cast<size_t>(table.bits);
+        if (finite) run_on<Quantize>(isa_, g.data + i, n, i, to[b], table, key, words.data + i / group * bits);
+        return finite;
+      });
+    });
+  }
+
+  void merge_codes(const py::array& buffer, const Numbers& starts, const Numbers& counts,
+                   const std::optional<py::array>& levels, int bits, size_t bucket, double divisor,
+                   const py::array& out) {
+    const auto bytes = as<const std::uint8_t>("buffer", buffer);
+    require(bits >= 2 && bits <= most_bits && bucket > 0 && bucket % group == 0, "bits: 2 to 8; bucket: of 32");
+    const size_t n_levels = size_t{1} << (bits - 1);
+    visit<float, double>("out", out, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      const size_t scales = (to.size + bucket - 1) / bucket;
+      const size_t needed = scales * (sizeof(T) / 4) + (levels ? 0 : n_levels) + words_of(to.size, bits);
+      std::vector<Coded<T>> messages;
+      for (size_t p = 0; p < starts.size(); ++p) {
+        const auto start = static_cast<size_t>(starts[p]);
+        const bool inside = starts[p] >= 0 && start + header_bytes + 4 * needed <= bytes.size;
+        require(inside && counts[p] == static_cast<std::int64_t>(needed), "a message lies outside of the buffer");
+        Coded<T> message;
+        message.scales = reinterpret_cast<const T*>(bytes.data + start + header_bytes);
+        message.words = reinterpret_cast<const std::uint32_t*>(message.scales + scales);
+        const auto* own = reinterpret_cast<const float*>(message.words);
+        if (levels) {
+          const auto given = as<const float>("levels", *levels);
+          require(given.size == n_levels, "levels: as many as there are codes of magnitude");
+          own = given.data;
+        } else {
+          message.words += n_levels;
+        }
+        std::copy(own, own + n_levels, message.levels.begin());
+        messages.push_back(message);
+      }
+      const py::gil_scoped_release unlocked;
+      mpitopk::merge_codes(pool_, isa_, messages, bits, bucket, static_cast<T>(divisor), to.data, to.size);
+      return true;
+    });
+  }
+
+  std::tuple<double, double, size_t> ratios(const py::array& gradient, size_t bucket, bool largest) {
+    return visit<const float, const double, const Half, const Bfloat>("gradient", gradient, [&](auto g) {
+      using T = Accumulator<std::remove_const_t<std::remove_pointer_t<decltype(g.data)>>>;
+      require(bucket > 0 && bucket % group == 0, "bucket: a multiple of 32");
+      const py::gil_scoped_release unlocked;
+      const size_t buckets = (g.size + bucket - 1) / bucket;
+      std::vector<double> first(buckets), second(buckets);
+      std::atomic<size_t> entries{0};
+      for_buckets(pool_, g.size, bucket, [&](size_t b, size_t i, size_t n) {
+        T scale;
+        run_on<Scale>(isa_, g.data + i, n, largest, &scale);
+        run_on<Ratios>(isa_, g.data + i, n, scale, &first[b], &second[b]);
+        if (scale > 0) entries += n;
+        return true;
+      });
+      return std::make_tuple(added(first), added(second), entries.load());
+    });
+  }
+
   bool divide(const py::array& x, double divisor) {
     return visit<float, double>("x", x, [&](auto v) {
       using T = std::remove_pointer_t<decltype(v.data)>;
@@ -449,6 +515,39 @@ class Engine {
       if (name == known) return name == "avx2" ? Isa::avx2 : Isa::scalar;
     }
     throw py::value_error("isa: " + name + " is unknown or cannot run here");
+  }
+
+  static size_t stretches(size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; }
+
+  // The sum of the numbers, which are lost, in the order of `Sum`.
+  double added(std::vector<double>& sums) {
+    while (sums.size() > 1) {
+      fewer_.resize(stretches(sums.size()));
+      run_on<Sum>(isa_, static_cast<const double*>(sums.data()), sums.size(), fewer_.data(), false);
+      sums.swap(fewer_);
+    }
+    return sums.empty() ? 0.0 : sums[0];
+  }
+
+  static size_t words_of(size_t size, int bits) { return (size + group - 1) / group * static_cast<size_t>(bits); }
+
+  static Levels levels_of(const py::array& levels) {
+    const auto given = as<const float>("levels", levels);
+    const int bits = static_cast<int>(std::bit_width(given.size));
+    require(bits >= 2 && bits <= most_bits && std::has_single_bit(given.size), "levels: 2, 4, 8, ... or 128");
+    return Levels(given.data, bits);
+  }
+
+  // Call f with the gradient and where its scales are.
+  template <class F>
+  bool with_scales(const py::array& gradient, const py::array& scales, size_t bucket, F&& f) {
+    require(bucket > 0 && bucket % group == 0, "bucket: a multiple of 32");
+    return visit<const float, const double, const Half, const Bfloat>("gradient", gradient, [&](auto g) {
+      using T = Accumulator<std::remove_const_t<std::remove_pointer_t<decltype(g.data)>>>;
+      const auto to = as<T>("scales", scales);
+      require(to.size == (g.size + bucket - 1) / bucket, "scales: one for each bucket");
+      return f(g, to.data);
+    });
   }
 
   template <class T>
@@ -598,6 +697,9 @@ PYBIND11_MODULE(_native, m) {
       .def("merge_bins", &Engine::merge_bins)
       .def("combine", &Engine::combine)
       .def("put_back", &Engine::put_back)
+      .def("quantize", &Engine::quantize)
+      .def("merge_codes", &Engine::merge_codes)
+      .def("ratios", &Engine::ratios)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);

@@ -18,6 +18,13 @@ inline std::uint64_t splitmix64(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
+// A bijection of 32 bits (Wellons's lowbias32).
+MPITOPK_INLINE std::uint32_t mix(std::uint32_t v) {
+  v = (v ^ (v >> 16)) * 0x7feb352du;
+  v = (v ^ (v >> 15)) * 0x846ca68bu;
+  return v ^ (v >> 16);
+}
+
 // A balanced Feistel network over an even number of bits, at least 8.
 class Permutation {
  public:
@@ -42,12 +49,6 @@ class Permutation {
   }
 
  private:
-  static MPITOPK_INLINE std::uint32_t mix(std::uint32_t v) {
-    v = (v ^ (v >> 16)) * 0x7feb352du;
-    v = (v ^ (v >> 15)) * 0x846ca68bu;
-    return v ^ (v >> 16);
-  }
-
   std::array<std::uint32_t, 6> keys_;
   std::uint32_t half_;
   std::uint32_t mask_;
