@@ -8,13 +8,14 @@ from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
 from mpitopk.schedules import warmup
 from mpitopk.schemes import (
-    DGC,
-    LAGS,
-    SCHEMES,
     AdaComp,
+    DGC,
     Dense,
     GTopK,
+    LAGS,
+    QSGD,
     RandomK,
+    SCHEMES,
     ScaleCom,
     Scheme,
     Sparse,
@@ -30,6 +31,7 @@ __version__ = version("mpitopk")
 __all__ = [
     "DGC",
     "LAGS",
+    "QSGD",
     "SCHEMES",
     "AdaComp",
     "Dense",

@@ -253,3 +253,77 @@ class GTopK(TopK):
         self.steps += 1
         mean: Array = vectors[0] / ranks
         return mean
+
+
+MASK = (1 << 64) - 1
+
+
+def mixed64(z: int) -> int:
+    """Splitmix64."""
+    z = z + 0x9E3779B97F4A7C15 & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return z ^ z >> 31
+
+
+def mixed32(v: Array) -> Array:
+    """A hash of 32 bits, of numbers kept in 64."""
+    v = (v ^ v >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    v = (v ^ v >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return v ^ v >> 16
+
+
+class Quantizer:
+    """Every entry becomes a level of its bucket's scale, at random: P ranks without memory.
+
+    Scales and ratios, and the thresholds that random numbers are, are rounded to float32, as the definition
+    wants it: else an entry might take another level.
+    """
+
+    values = np.dtype("float32")
+
+    def __init__(
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        bits: int = 4,
+        bucket: int = 512,
+        norm: str = "max",
+        seed: int = 0,
+    ) -> None:
+        self.size, self.bits, self.bucket, self.norm, self.seed = segments[-1][1], bits, bucket, norm, seed
+        self.residuals = np.zeros((ranks, 0))
+        self.steps = 0
+
+    def numbers(self, rank: int) -> Array:
+        """The random numbers of this step."""
+        key = mixed64(mixed64(self.seed << 32 | self.steps) + rank & MASK)
+        low, high = np.uint64(key & 0xFFFFFFFF), np.uint64(key >> 32)
+        return (mixed32(mixed32(np.arange(self.size, dtype=np.uint64) ^ low) ^ high) >> 8) / 2**24
+
+    def levels(self) -> list[float]:
+        top = 2 ** (self.bits - 1) - 1
+        return [q / top for q in range(top + 1)]
+
+    def rounded(self, part: Array, numbers: Array) -> Array:
+        """A bucket as the others decode it."""
+        scale = np.max(np.abs(part)) if self.norm == "max" else math.sqrt(math.fsum(part**2))
+        scale = np.float32(scale)
+        if scale == 0:
+            return part
+        ratios, table = (np.abs(part) / scale).astype(np.float32), np.array(self.levels(), np.float32)
+        below = np.minimum(np.searchsorted(table, ratios, side="right"), table.size - 1) - 1
+        cut = table[below] + numbers.astype(np.float32) * (table[below + 1] - table[below])
+        level = np.where((ratios > cut) | (ratios == 1), table[below + 1], table[below])
+        return np.copysign(level.astype(np.float64) * scale, part)
+
+    def step(self, gradients: Array) -> Array:
+        total = np.zeros(self.size)
+        for rank, gradient in enumerate(gradients):
+            numbers, g = self.numbers(rank), gradient.astype(np.float64)
+            for at in range(0, self.size, self.bucket):
+                part = slice(at, at + self.bucket)
+                total[part] += self.rounded(g[part], numbers[part])
+        self.steps += 1
+        return total / len(gradients)

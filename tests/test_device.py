@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.reference import ReferenceDevice, permuted
 from mpitopk.errors import ExchangeError
+from mpitopk.device.hashing import permuted
 from mpitopk.layout import Layout
 from mpitopk.plan import NOWHERE, Plan, make_plan
 from mpitopk.typing import Array

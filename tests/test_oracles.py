@@ -10,10 +10,11 @@ import pytest
 from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
 
 from mpitopk import (
-    DGC,
-    LAGS,
     AdaComp,
+    DGC,
     GTopK,
+    LAGS,
+    QSGD,
     ScaleCom,
     Simulation,
     warmup,
@@ -38,6 +39,10 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"density": 0.1, "per_segment": True, "dense_below": 8},
     ),
     "scalecom, everything": (ScaleCom, oracle.ScaleCom, {"density": 1.0, "beta": 0.5}),
+    "qsgd": (QSGD, oracle.Quantizer, {"bucket": 32}),
+    "qsgd, ternary": (QSGD, oracle.Quantizer, {"bits": 2, "bucket": 128}),
+    "qsgd, 3 bits, l2": (QSGD, oracle.Quantizer, {"bits": 3, "bucket": 64, "norm": "l2", "seed": 9}),
+    "qsgd, 8 bits, l2": (QSGD, oracle.Quantizer, {"bits": 8, "norm": "l2", "seed": 2**32 - 1}),
     "scalecom, schedule": (
         *(ScaleCom, oracle.ScaleCom),
         {"density": lambda step: 0.2 / (step + 1), "beta": 0.5},

@@ -1,15 +1,17 @@
-"""Rounding at random to levels, and the merge of the codes: every device against a definition in plain Python."""
+"""Rounding at random to levels, and the merge of codes: devices against a definition in plain Python."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from devices import computes, opened
 
-from mpitopk.device.reference import ReferenceDevice, splitmix64
+from mpitopk.device.hashing import splitmix64
+from mpitopk.device.reference import ReferenceDevice
 from mpitopk.typing import Array
 from mpitopk.wire import Message, Messages, Status, message_bytes
 
@@ -20,6 +22,7 @@ TABLES = {
     5: [0, *(0.7**j for j in range(14, -1, -1))],
     8: (np.arange(128) / 127).tolist(),
 }
+SIZES = [(0, 32), (1, 32), (33, 64), (5000, 128), (70_001, 512), (40_000, 8192)]
 LEVELS = {bits: np.array(table, np.float32) for bits, table in TABLES.items()} | {
     -4: np.array([0, 0, 0.01, 0.01, 0.5, 0.5, 1, 1], np.float32),
     -8: np.concatenate([[0], np.geomspace(1e-6, 1, 127)]).astype(np.float32),
@@ -104,7 +107,7 @@ def test_codes_are_those_of_the_definition(device: str, bits: int, largest: bool
         ratio = abs(value) / float(scales[i // bucket]) if value else 0.0
         u = (mixed(mixed(i ^ key & 0xFFFFFFFF) ^ key >> 32) >> 8) / 2**24
         table = [float(level) for level in levels]
-        cuts = [below + u * (level - below) for below, level in zip(table, table[1:], strict=False)]
+        cuts = [below + u * (level - below) for below, level in pairwise(table)]
         if min(abs(ratio - at) for at in [*cuts, *table[1:]]) < 1e-7 and ratio not in (0, 1):
             close += 1
             continue

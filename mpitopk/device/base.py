@@ -269,7 +269,7 @@ class Device(ABC):
         number of j >= 1 for which r >= l[j] or r > l[j - 1] + u * (l[j] - l[j - 1]), in float32: the level
         below, or the one above with a probability that makes the mean of l[q] equal to r. u is
         mix(mix(i ^ low) ^ high) >> 8 in units of 2**-24, with the halves of `key`, 64 bits, and `mix` of
-        `reference.mix32`. Where the scale is 0, all q are 0.
+        `hashing.mix32`. Where the scale is 0, all q are 0.
 
         `scales`: T[buckets] receives the largest magnitude of each bucket, if `largest`, or else its 2-norm,
         which is at least that and at most the largest finite number: squares are added up in float64, in
@@ -293,7 +293,7 @@ class Device(ABC):
 
     @abstractmethod
     def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
-        """Return the sums of r and of r**2 over all buckets with a scale above 0, and how many entries they have.
+        """Return the sums of r and of r**2 over the buckets with a scale above 0, and their entries' number.
 
         The ratios r and the order of additions in a bucket are those of `quantize`; the buckets' sums are
         added as `norm` does it.

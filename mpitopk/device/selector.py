@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import cupy
 import numpy as np
 
+from mpitopk.device.hashing import FEISTEL_ROUNDS, splitmix64
 from mpitopk.device.launch import GRADIENTS, THREADS, Array, allocate, clear, launch, processors
-from mpitopk.device.reference import FEISTEL_ROUNDS, splitmix64
 from mpitopk.device.tiles import TILE, capacity, cut
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
 from mpitopk.schemes.gtopk import GTopK
 from mpitopk.schemes.lags import LAGS
+from mpitopk.schemes.qsgd import QSGD
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
 from mpitopk.schemes.topk import TopK
@@ -26,6 +27,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "scalecom": ScaleCom,
     "lags": LAGS,
     "adacomp": AdaComp,
+    "qsgd": QSGD,
 }
 
 
@@ -68,6 +70,7 @@ def table() -> Iterator[tuple[str, ...]]:
 __all__ = [
     "DGC",
     "LAGS",
+    "QSGD",
     "SCHEMES",
     "AdaComp",
     "Dense",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -65,6 +66,33 @@ class State(ABC):
     @abstractmethod
     def saved(self) -> dict[str, Array]:
         """The arrays that belong into a checkpoint, each as long as the layout; sums are preserved."""
+
+    @property
+    def shared(self) -> dict[str, Array]:
+        """Small arrays that belong into a checkpoint and are the same on every rank."""
+        return {}
+
+
+class Whole(State):
+    """What a scheme needs whose mean holds all entries."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self.mean = rank.device.empty(rank.layout.size, rank.layout.accumulator)
+
+    @property
+    def saved(self) -> dict[str, Array]:
+        return {}
+
+    @cached_property
+    def indices(self) -> Array:
+        """All of them; only a sparse mean wants to know."""
+        return self._rank.device.from_host(np.arange(self._rank.layout.size, dtype=np.uint32))
+
+    def result(self, *, sparse: bool) -> Array | Sparse:
+        """Count what was sent and is held, and return the mean."""
+        self._rank.sent = self._rank.held = self._rank.layout.size
+        return Sparse(self.indices, self.mean) if sparse else self.mean
 
 
 class About(NamedTuple):

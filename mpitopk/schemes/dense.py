@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpitopk.collectives import Allreduce
-from mpitopk.schemes.base import About, Rank, Scheme, Sparse, State, Steps
+from mpitopk.schemes.base import About, Rank, Scheme, Steps, Whole
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
 
 
-class _Buffers(State):
+class _Buffers(Whole):
     def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
         layout = rank.layout
-        self.mean = rank.device.empty(layout.size, layout.accumulator)
         widened = layout.storage != layout.accumulator
         self.wide = rank.device.empty(layout.size if widened else 0, layout.accumulator)
-        self._size, self._device = layout.size, rank.device
-
-    @cached_property
-    def indices(self) -> Array:
-        """All of them; only a sparse mean wants to know."""
-        return self._device.from_host(np.arange(self._size, dtype=np.uint32))
-
-    @property
-    def saved(self) -> dict[str, Array]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,4 @@ class Dense(Scheme):
             finite = rank.device.accumulate(gradient, None, state.wide)
             gradient = state.wide
         yield Allreduce(gradient, state.mean, finite=finite)
-        rank.sent = rank.held = state.mean.size
-        if sparse:
-            return Sparse(state.indices, state.mean)
-        return state.mean
+        return state.result(sparse=sparse)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allreduce
-from mpitopk.device.reference import splitmix64
+from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError
 from mpitopk.schemes.base import About, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Sparsifier
