@@ -8,6 +8,7 @@ from mpitopk.layout import Layout
 from mpitopk.runtime import Runtime
 from mpitopk.schedules import warmup
 from mpitopk.schemes import (
+    ALQ,
     AdaComp,
     DGC,
     Dense,
@@ -29,6 +30,7 @@ from mpitopk.transport import abort_on_error
 __version__ = version("mpitopk")
 
 __all__ = [
+    "ALQ",
     "DGC",
     "LAGS",
     "QSGD",

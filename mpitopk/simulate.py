@@ -195,9 +195,9 @@ class Simulation:
         ranks = len(self.participants)
         given = [states[p::ranks] for p in range(ranks)]
         pairs = list(zip(self.participants, given, strict=True))
-        step = state.agree([state.read(participant, theirs) for participant, theirs in pairs])
+        first = state.agree([state.read(participant, theirs) for participant, theirs in pairs])
         for participant, theirs in pairs:
-            state.apply(participant, theirs, step)
+            state.apply(participant, theirs, first)
 
 
 def _staged(device: Device, x: Array, head: memoryview | None = None) -> Array:

@@ -30,11 +30,14 @@ def save(participant: Participant) -> dict[str, Array]:
         "dtype": rank.layout.dtype,
         "segments": [[s.name, s.shape] for s in rank.layout],
         "arrays": sorted(participant.state.saved),
+        "shared": sorted(participant.state.shared),
     }
     saved = {ABOUT: np.array(json.dumps(about))}
     for name, array in participant.state.saved.items():
         for segment, view in rank.layout.views(rank.device.mirror(array, name)).items():
             saved[f"{name}/{segment}"] = view.copy()
+    for name, array in participant.state.shared.items():
+        saved[_shared(name)] = rank.device.mirror(array, name).copy()
     return saved
 
 
@@ -55,20 +58,25 @@ def read(participant: Participant, states: Sequence[Mapping[str, Array]]) -> lis
         if segments != [(s.name, s.shape) for s in layout] or about["dtype"] != layout.dtype:
             difference = layout.first_difference(segments, about["dtype"])
             raise StateError(f"the state has another layout: {difference}")
-        if about["arrays"] != sorted(participant.state.saved):
+        shared = participant.state.shared
+        there, here = about["arrays"] + about["shared"], sorted(participant.state.saved) + sorted(shared)
+        if there != here:
             raise StateError(
-                f"the state has the arrays {about['arrays']}, the runtime keeps "
-                f"{sorted(participant.state.saved)}: give the scheme the options that it had"
+                f"the state has the arrays {there}, the runtime keeps {here}: "
+                "give the scheme the options that it had"
             )
         for name in participant.state.saved:
             for segment in layout:
                 _require(state, f"{name}/{segment.name}", segment.shape, layout.accumulator)
+        for name, array in shared.items():
+            _require(state, _shared(name), array.shape, str(array.dtype))
+        about["shared"] = {name: np.array(state[_shared(name)]) for name in shared}
         abouts.append(about)
     return abouts
 
 
-def agree(every: list[list[dict[str, Any]]]) -> int:
-    """Return the common step of the states of all ranks; raise if one is missing or given twice."""
+def agree(every: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return what the first state says of itself; raise if one is missing, given twice or of another step."""
     abouts = [about for abouts in every for about in abouts]
     if not abouts:
         raise StateError("no rank was given a state")
@@ -86,11 +94,11 @@ def agree(every: list[list[dict[str, Any]]]) -> int:
             f"the states of ranks {ranks} were given, expected each of 0 to {size - 1} once: "
             "rank p of P might load the states p, p + P, p + 2 P, ..."
         )
-    return int(step)
+    return min(abouts, key=lambda about: about["rank"])
 
 
-def apply(participant: Participant, states: Sequence[Mapping[str, Array]], step: int) -> None:
-    """Make the sum of the states the state of a rank."""
+def apply(participant: Participant, states: Sequence[Mapping[str, Array]], first: Mapping[str, Any]) -> None:
+    """Make the sum of the states the state of a rank; what ranks share is that of the first state."""
     layout, device = participant.rank.layout, participant.rank.device
     for name, array in participant.state.saved.items():
         mirror = device.mirror(array, name)
@@ -100,7 +108,11 @@ def apply(participant: Participant, states: Sequence[Mapping[str, Array]], step:
                 saved = np.asarray(state[f"{name}/{segment}"])
                 np.copyto(view, saved) if i == 0 else np.add(view, saved, out=view)
         device.restore(array, mirror)
-    participant.rank.step = step
+    for name, array in participant.state.shared.items():
+        mirror = device.mirror(array, name)
+        mirror[...] = first["shared"][name]
+        device.restore(array, mirror)
+    participant.rank.step = int(first["step"])
 
 
 def _about(state: Mapping[str, Array]) -> dict[str, Any]:
@@ -110,6 +122,7 @@ def _about(state: Mapping[str, Array]) -> dict[str, Any]:
         if not known <= set(about):
             raise StateError(f"the state does not say its {', '.join(sorted(known - set(about)))}")
         about["segments"] = [(name, tuple(shape)) for name, shape in about["segments"]]
+        about["arrays"], about["shared"] = list(about["arrays"]), list(about.get("shared", []))
         for name in ("step", "rank", "size"):
             if not isinstance(about[name], int) or about[name] < 0:
                 raise StateError(f"the state has {name} {about[name]!r}, expected a whole number from 0")
@@ -122,6 +135,10 @@ def _about(state: Mapping[str, Array]) -> dict[str, Any]:
             f"the state has format {about['format']}, expected {FORMAT}: use the version that saved it"
         )
     return about  # type: ignore[no-any-return]
+
+
+def _shared(name: str) -> str:
+    return f"shared/{name}"
 
 
 def _require(state: Mapping[str, Array], key: str, shape: tuple[int, ...], dtype: str) -> None:

@@ -26,7 +26,7 @@ PHASES = {
     "random_indices": "select",
     "take": "select",
     "select_bins": "select",
-    "ratios": "select",
+    "count_ratios": "select",
     "pack": "pack",
     "pack_bins": "pack",
     "quantize": "pack",

@@ -327,3 +327,11 @@ class Quantizer:
                 total[part] += self.rounded(g[part], numbers[part])
         self.steps += 1
         return total / len(gradients)
+
+
+class Exponential(Quantizer):
+    """With the powers of 1/2 as levels."""
+
+    def levels(self) -> list[float]:
+        top = 2 ** (self.bits - 1) - 1
+        return [0, *(0.5**j for j in range(top - 1, -1, -1))]

@@ -10,6 +10,7 @@ import pytest
 from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
 
 from mpitopk import (
+    ALQ,
     AdaComp,
     DGC,
     GTopK,
@@ -43,6 +44,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qsgd, ternary": (QSGD, oracle.Quantizer, {"bits": 2, "bucket": 128}),
     "qsgd, 3 bits, l2": (QSGD, oracle.Quantizer, {"bits": 3, "bucket": 64, "norm": "l2", "seed": 9}),
     "qsgd, 8 bits, l2": (QSGD, oracle.Quantizer, {"bits": 8, "norm": "l2", "seed": 2**32 - 1}),
+    "alq": (ALQ, oracle.Exponential, {"bits": 3, "bucket": 64, "norm": "l2"}),
+    "alq, 5 bits, max": (ALQ, oracle.Exponential, {"bits": 5, "bucket": 128, "norm": "max", "seed": 3}),
     "scalecom, schedule": (
         *(ScaleCom, oracle.ScaleCom),
         {"density": lambda step: 0.2 / (step + 1), "beta": 0.5},

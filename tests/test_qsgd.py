@@ -34,7 +34,7 @@ def without_bias(scheme: Any, ranks: int = 1) -> float:
     found = draws(scheme, g, count, ranks)
     error, deviation = found.mean(axis=0) - g, found.std(axis=0, ddof=1)
     # Entries that hardly ever take the other level have no standard error to speak of.
-    fair = (np.abs(found - np.median(found, axis=0)) > 1e-6).sum(axis=0) > 20
+    fair = (np.abs(found - np.median(found, axis=0)) > 0.01).sum(axis=0) > 20
     assert fair.sum() > D / 3
     return float(np.sqrt(np.mean((error[fair] / deviation[fair]) ** 2 * count)))
 

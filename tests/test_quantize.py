@@ -84,7 +84,7 @@ def test_devices_agree_to_the_bit(
         other = message(scales[::-1].copy(), codes[::-1].copy(), levels)
         on.merge_codes(gathered([message(scales, codes, levels), other]), None, abs(bits), bucket, 3, out)
         alone = decoded(on, levels, bucket, scales, codes, n)
-        results.append((codes, scales, out, alone, *map(np.float64, on.ratios(x, bucket, largest))))
+        results.append((codes, scales, out, alone, on.count_ratios(x, bucket, largest)))
     for one, two in zip(*results, strict=True):
         assert one.tobytes() == two.tobytes()
 
@@ -154,4 +154,25 @@ def test_not_finite_is_found(device: str, bad: float, where: int, dtype: str) ->
     x[where] = bad
     x = (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if dtype == "uint16" else x.astype(dtype)
     on, codes, scales = opened(device, 2), np.empty(16, np.uint32), np.empty(2, np.float32)
-    assert not on.quantize(x, LEVELS[4], 64, True, 1, codes, scales)
+    for largest in (True, False):
+        assert not on.quantize(x, LEVELS[4], 64, largest, 1, codes, scales)
+        assert on.count_ratios(x, 64, largest)[193] > 0
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_ratios_are_counted(device: str, largest: bool) -> None:
+    x, on = gradient(1000, "float32"), opened(device, 3)
+    x[:5] = 1e-9, -1e-3, 0, 4, -4
+    x[128:192] = 0
+    expected = [0] * 194
+    for b in range(0, 1000, 64):
+        part = x[b : b + 64].astype(np.float64)
+        scale = np.float32(max(abs(part)) if largest else math.sqrt(math.fsum(part**2)))
+        for value in abs(part) if scale > 0 else []:
+            ratio = float(np.float32(value / scale))
+            edges = [(1 + i % 8 / 8) * 2.0 ** (i // 8 - 24) for i in range(193)]
+            expected[max(0, sum(edge <= ratio for edge in edges) - 1)] += 1
+    counts = on.count_ratios(x, 64, largest)
+    assert counts.tolist() == expected
+    assert sum(expected) < 1000
+    assert (counts[192] > 0) == largest

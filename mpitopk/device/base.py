@@ -292,11 +292,11 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
-        """Return the sums of r and of r**2 over the buckets with a scale above 0, and their entries' number.
+    def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
+        """Return how many entries have which ratio r, as `quantize` defines it: int64[194], in host memory.
 
-        The ratios r and the order of additions in a bucket are those of `quantize`; the buckets' sums are
-        added as `norm` does it.
+        Bin i, from 1 to 191, begins with (1 + i % 8 / 8) * 2**(i // 8 - 24); bin 0 holds what is less, bin
+        192 what is exactly 1, and bin 193 what is not finite. Buckets with a scale of 0 are left out.
         """
 
     @abstractmethod

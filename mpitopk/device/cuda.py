@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
 
+RATIO_BINS = 194
+
 
 def usable() -> str:
     """Return why no GPU can be used here, or nothing if a kernel has run on one."""
@@ -116,25 +118,15 @@ class CudaDevice(GpuMemoryDevice):
     def norm(self, x: Array) -> float:
         if x.size == 0:
             return 0.0
-        blocks = -(-x.size // STRETCH)
-        sums = self._sums_for(blocks)
-        launch(f"squares<{GRADIENTS[str(x.dtype)]}>", blocks, x, np.int64(x.size), sums)
-        return math.sqrt(self._added(0, blocks))
-
-    def _sums_for(self, count: int) -> Array:
-        """Return memory for so many sums, and for adding them up."""
-        room = 2 + count + count // (STRETCH - 1)
-        if self._sums.size < room:
-            self._sums = allocate(room, "float64")
-        return self._sums
-
-    def _added(self, start: int, count: int) -> float:
-        """Return the sum of numbers in `self._sums`; those behind them are lost."""
-        while count > 1:
-            blocks, to = -(-count // STRETCH), start + count
-            launch("sums", blocks, self._sums[start:to], np.int64(count), self._sums[to : to + blocks])
-            start, count = to, blocks
-        return float(cupy.asnumpy(self._sums[start : start + 1])[0])
+        kernel, n, start = f"squares<{GRADIENTS[str(x.dtype)]}>", x.size, 0
+        if self._sums.size < 2 + n // (STRETCH - 1):
+            self._sums = allocate(2 + n // (STRETCH - 1), "float64")
+        while kernel != "sums" or n > 1:
+            blocks = -(-n // STRETCH)
+            to = self._sums[start : start + blocks]
+            launch(kernel, blocks, x, np.int64(n), to)
+            kernel, x, n, start = "sums", to, blocks, start + blocks
+        return math.sqrt(cupy.asnumpy(x)[0])
 
     def accumulate(
         self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
@@ -291,14 +283,12 @@ class CudaDevice(GpuMemoryDevice):
         how = levels, np.int32(bits), np.int32(bucket), np.float32(divisor)
         launch("merge_codes", self._blocks(out.size), *where, *how, out, np.int64(out.size))
 
-    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
+    def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
         n, buckets = np.int64(gradient.size), -(-gradient.size // bucket)
-        if not buckets:
-            return 0.0, 0.0, 0
-        kernel, sums = f"ratios<{GRADIENTS[str(gradient.dtype)]}>", self._sums_for(3 * buckets)
-        launch(kernel, self._blocks(32 * buckets), gradient, n, np.int32(bucket), np.int32(largest), sums)
-        entries, second, first = (self._added(at * buckets, buckets) for at in (2, 1, 0))
-        return first, second, int(entries)
+        counts = self.zeros(RATIO_BINS, "uint32")
+        kernel = f"count_ratios<{GRADIENTS[str(gradient.dtype)]}>"
+        launch(kernel, self._blocks(32 * buckets), gradient, n, np.int32(bucket), np.int32(largest), counts)
+        return cupy.asnumpy(counts).astype(np.int64)
 
     def divide(self, x: Array, divisor: int) -> bool:
         flag, _ = self._cleared()

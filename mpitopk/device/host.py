@@ -182,8 +182,8 @@ class HostDevice(HostMemoryDevice):
         where = messages.buffer, messages.starts, messages.counts
         self.engine.merge_codes(*where, levels, bits, bucket, divisor, out)
 
-    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
-        return self.engine.ratios(gradient, bucket, largest)
+    def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
+        return self.engine.count_ratios(gradient, bucket, largest)
 
     def divide(self, x: Array, divisor: int) -> bool:
         return self.engine.divide(x, divisor)

@@ -31,7 +31,7 @@ GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
     *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take",
-                             "select_bins", "quantize", "ratios")
+                             "select_bins", "quantize", "count_ratios")
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),

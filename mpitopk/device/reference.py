@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -65,12 +64,6 @@ def _by_lanes(x: Array, bucket: int) -> Array:
     return added
 
 
-def _total(x: Array) -> float:
-    while x.size > 1:
-        x = _sums(x)
-    return float(x[0]) if x.size else 0.0
-
-
 def _ratios(magnitudes: Array, bucket: int, largest: bool) -> tuple[Array, Array]:
     """Return the scale of each bucket and the ratio of each entry."""
     starts = np.arange(0, magnitudes.size, bucket)
@@ -108,7 +101,9 @@ class ReferenceDevice(ReferenceBins):
     def norm(self, x: Array) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             sums = widen(x, "float64").astype(np.float64) ** 2
-            return math.sqrt(_total(sums))
+            while sums.size > 1:
+                sums = _sums(sums)
+            return float(np.sqrt(sums[0])) if sums.size else 0.0
 
     def accumulate(
         self, gradient: Array, residual: Array | None, out: Array, *, scale: float = 1, keep: float = 1
@@ -276,14 +271,13 @@ class ReferenceDevice(ReferenceBins):
                 out += np.where(code & 1, -sizes, sizes)
             out /= divisor
 
-    def ratios(self, gradient: Array, bucket: int, largest: bool) -> tuple[float, float, int]:
+    def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
         x = widen(gradient, "float64" if gradient.dtype == np.float64 else "float32")
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scales, ratios = _ratios(np.abs(x), bucket, largest)
-            wide = ratios.astype(np.float64)
-            first, second = (_total(_by_lanes(power, bucket)) for power in (wide, wide**2))
-        sizes = np.minimum(bucket, x.size - bucket * np.arange(scales.size))
-        return first, second, int(sizes[scales > 0].sum())
+        counted = np.repeat(scales != 0, bucket)[: x.size]
+        bins = np.clip((keys(ratios[counted]) >> np.uint32(20)).astype(np.int64) - 824, 0, 193)
+        return np.bincount(bins, minlength=194)
 
     def divide(self, x: Array, divisor: int) -> bool:
         with np.errstate(invalid="ignore"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpitopk.errors import ConfigError, nearest
 from mpitopk.schemes.adacomp import AdaComp
+from mpitopk.schemes.alq import ALQ
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
@@ -28,6 +29,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "lags": LAGS,
     "adacomp": AdaComp,
     "qsgd": QSGD,
+    "alq": ALQ,
 }
 
 
@@ -68,6 +70,7 @@ def table() -> Iterator[tuple[str, ...]]:
 
 
 __all__ = [
+    "ALQ",
     "DGC",
     "LAGS",
     "QSGD",

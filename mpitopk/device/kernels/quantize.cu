@@ -16,11 +16,6 @@ __device__ inline void load_levels(const float* levels, int n_levels, float* to)
   __syncthreads();
 }
 
-__device__ inline double lane_sum(double x) {
-  for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(ALL, x, by);
-  return x;
-}
-
 // The largest magnitude of a bucket, or its 2-norm; `most` receives the bits of the former.
 template <class G>
 __device__ inline float scale_of(const G* x, int size, bool largest, unsigned& most) {
@@ -33,8 +28,10 @@ __device__ inline float scale_of(const G* x, int size, bool largest, unsigned& m
   }
   for (int by = 16; by > 0; by /= 2) most = max(most, __shfl_xor_sync(ALL, most, by));
   if (largest) return __uint_as_float(most);
-  const double norm = sqrt(lane_sum(sum));
+  for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(ALL, sum, by);
+  const double norm = sqrt(sum);
   const float top = __uint_as_float(INFINITE - 1);
+  if (most >= INFINITE) return __uint_as_float(most);
   return fmaxf(__uint_as_float(most), norm < top ? static_cast<float>(norm) : top);
 }
 
@@ -114,29 +111,30 @@ __global__ void __launch_bounds__(THREADS) merge_codes(const unsigned char* buff
   }
 }
 
-// The sums of the ratios of each bucket, of their squares, and how many entries there are if it has a scale:
-// three rows of sums. A warp for each bucket.
+// How many ratios lie in which bin: by their exponents, from 2^-24, and three bits more. One is for exactly 1,
+// and one for what is not finite. A warp for each bucket.
+constexpr int RATIO_BINS = 194;
+
 template <class G>
-__global__ void __launch_bounds__(THREADS) ratios(const G* x, long long n, int bucket, int largest, double* sums) {
+__global__ void __launch_bounds__(THREADS) count_ratios(const G* x, long long n, int bucket, int largest,
+                                                        unsigned* counts) {
+  __shared__ unsigned mine[RATIO_BINS];
+  for (int i = static_cast<int>(threadIdx.x); i < RATIO_BINS; i += THREADS) mine[i] = 0;
+  __syncthreads();
   const long long buckets = (n + bucket - 1) / bucket;
   for (long long b = first_warp(); b < buckets; b += warps_in_all()) {
     const long long begin = b * bucket;
     const int size = static_cast<int>(min(n - begin, static_cast<long long>(bucket)));
     unsigned most;
     const float scale = scale_of(x + begin, size, largest != 0, most);
-    double first = 0;
-    double second = 0;
+    if (scale == 0.0f) continue;
     for (int i = static_cast<int>(lane()); i < size; i += 32) {
-      const double ratio = ratio_of(widen(x[begin + i]), scale);
-      first += ratio;
-      second += ratio * ratio;
+      const int bin = static_cast<int>(key_of(ratio_of(widen(x[begin + i]), scale)) >> 20) - (127 - 24) * 8;
+      atomicAdd(mine + min(max(bin, 0), RATIO_BINS - 1), 1u);
     }
-    first = lane_sum(first);
-    second = lane_sum(second);
-    if (lane() == 0) {
-      sums[b] = first;
-      sums[buckets + b] = second;
-      sums[2 * buckets + b] = scale > 0.0f ? size : 0.0;
-    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < RATIO_BINS; i += THREADS) {
+    if (mine[i] != 0) atomicAdd(counts + i, mine[i]);
   }
 }

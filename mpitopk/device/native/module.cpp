@@ -7,7 +7,6 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "baselines.hpp"
@@ -192,12 +191,18 @@ class Engine {
   double norm(const py::array& x) {
     return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
       const py::gil_scoped_release unlocked;
+      auto stretches = [](size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; };
       sums_.resize(stretches(v.size));
       auto sum = [&](size_t i, size_t n) {
         run_on<Sum>(isa_, v.data + i, n, sums_.data() + i / Sum::stretch, true);
       };
       for_parts(pool_, v.size, sum, Sum::stretch);
-      return std::sqrt(added(sums_));
+      while (sums_.size() > 1) {
+        fewer_.resize(stretches(sums_.size()));
+        run_on<Sum>(isa_, static_cast<const double*>(sums_.data()), sums_.size(), fewer_.data(), false);
+        sums_.swap(fewer_);
+      }
+      return sums_.empty() ? 0.0 : std::sqrt(sums_[0]);
     });
   }
 
@@ -458,23 +463,27 @@ class Engine {
     });
   }
 
-  std::tuple<double, double, size_t> ratios(const py::array& gradient, size_t bucket, bool largest) {
-    return visit<const float, const double, const Half, const Bfloat>("gradient", gradient, [&](auto g) {
+  py::array count_ratios(const py::array& gradient, size_t bucket, bool largest) {
+    require(bucket > 0 && bucket % group == 0, "bucket: a multiple of 32");
+    std::array<std::atomic<std::int64_t>, ratio_bins> all{};
+    visit<const float, const double, const Half, const Bfloat>("gradient", gradient, [&](auto g) {
       using T = Accumulator<std::remove_const_t<std::remove_pointer_t<decltype(g.data)>>>;
-      require(bucket > 0 && bucket % group == 0, "bucket: a multiple of 32");
       const py::gil_scoped_release unlocked;
-      const size_t buckets = (g.size + bucket - 1) / bucket;
-      std::vector<double> first(buckets), second(buckets);
-      std::atomic<size_t> entries{0};
-      for_buckets(pool_, g.size, bucket, [&](size_t b, size_t i, size_t n) {
+      return for_buckets(pool_, g.size, bucket, [&](size_t, size_t i, size_t n) {
         T scale;
         run_on<Scale>(isa_, g.data + i, n, largest, &scale);
-        run_on<Ratios>(isa_, g.data + i, n, scale, &first[b], &second[b]);
-        if (scale > 0) entries += n;
+        if (scale == 0) return true;
+        std::array<std::int64_t, ratio_bins> mine{};
+        count_ratios_of(g.data + i, n, scale, mine.data());
+        for (size_t b = 0; b < ratio_bins; ++b) {
+          if (mine[b] != 0) all[b].fetch_add(mine[b], std::memory_order_relaxed);
+        }
         return true;
       });
-      return std::make_tuple(added(first), added(second), entries.load());
     });
+    py::array_t<std::int64_t> counts(static_cast<py::ssize_t>(ratio_bins));
+    std::copy(all.begin(), all.end(), counts.mutable_data());
+    return counts;
   }
 
   bool divide(const py::array& x, double divisor) {
@@ -515,18 +524,6 @@ class Engine {
       if (name == known) return name == "avx2" ? Isa::avx2 : Isa::scalar;
     }
     throw py::value_error("isa: " + name + " is unknown or cannot run here");
-  }
-
-  static size_t stretches(size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; }
-
-  // The sum of the numbers, which are lost, in the order of `Sum`.
-  double added(std::vector<double>& sums) {
-    while (sums.size() > 1) {
-      fewer_.resize(stretches(sums.size()));
-      run_on<Sum>(isa_, static_cast<const double*>(sums.data()), sums.size(), fewer_.data(), false);
-      sums.swap(fewer_);
-    }
-    return sums.empty() ? 0.0 : sums[0];
   }
 
   static size_t words_of(size_t size, int bits) { return (size + group - 1) / group * static_cast<size_t>(bits); }
@@ -699,7 +696,7 @@ PYBIND11_MODULE(_native, m) {
       .def("put_back", &Engine::put_back)
       .def("quantize", &Engine::quantize)
       .def("merge_codes", &Engine::merge_codes)
-      .def("ratios", &Engine::ratios)
+      .def("count_ratios", &Engine::count_ratios)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);

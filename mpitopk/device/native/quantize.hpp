@@ -184,32 +184,19 @@ struct Decode {
   }
 };
 
-// The sums of r and r * r over a bucket.
-struct Ratios {
-  template <Isa, class T, class G>
-  MPITOPK_INLINE static void run(const G* x, size_t size, T scale, double* first, double* second) {
-    const T divisor = divisor_of(scale);
-    double sums[group] = {};
-    double squares[group] = {};
-    for (size_t i = 0; i < size; i += group) {
-      const size_t width = std::min(group, size - i);
-      for (size_t j = 0; j < width; ++j) {
-        const T magnitude = std::bit_cast<T>(key_of(widen<T>(x[i + j])));
-        const double ratio = static_cast<float>(magnitude / divisor);
-        sums[j] += ratio;
-        squares[j] += ratio * ratio;
-      }
-    }
-    for (size_t half = group / 2; half > 0; half /= 2) {
-      for (size_t j = 0; j < half; ++j) {
-        sums[j] += sums[j + half];
-        squares[j] += squares[j + half];
-      }
-    }
-    *first = sums[0];
-    *second = squares[0];
+// How many ratios of a bucket lie in which bin: by their exponents, from 2^-24, and three bits more. One is
+// for exactly 1, and one for what is not finite.
+constexpr size_t ratio_bins = 194;
+
+template <class T, class G>
+void count_ratios_of(const G* x, size_t size, T scale, std::int64_t* counts) {
+  const T divisor = divisor_of(scale);
+  for (size_t i = 0; i < size; ++i) {
+    const T magnitude = std::bit_cast<T>(key_of(widen<T>(x[i])));
+    const auto bin = static_cast<int>(key_of(static_cast<float>(magnitude / divisor)) >> 20) - (127 - 24) * 8;
+    ++counts[std::clamp(bin, 0, static_cast<int>(ratio_bins) - 1)];
   }
-};
+}
 
 // Call f(bucket, first, size) for all buckets, on all threads; return whether it is true of all.
 template <class F>
