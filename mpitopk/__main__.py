@@ -1,4 +1,4 @@
-"""`python -m mpitopk info`, `schemes` and `bench select|exchange|step`."""
+"""`python -m mpitopk info`, `schemes` and `bench select|exchange|quantize|step`."""
 
 from __future__ import annotations
 

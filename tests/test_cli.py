@@ -78,6 +78,13 @@ def test_bench_select() -> None:
             assert ratio > 0, (name, column)
 
 
+def test_bench_quantize() -> None:
+    pytest.importorskip("mpitopk.device._native")
+    (table,) = bench("quantize", "--size", "20000", "--threads", "1")
+    assert len(table["ratios"]) == 11
+    assert "QSGD 4 bits, buckets of 512, max: quantize" in table["ratios"]
+
+
 def test_bench_exchange() -> None:
     for table in bench("exchange", "--kib", "1", "64", ranks=2):
         assert set(table["median_seconds"]) == {"MPI Allgatherv", "ours"}

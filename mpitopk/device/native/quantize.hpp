@@ -142,16 +142,31 @@ struct Quantize {
       codes[i] = 2 * q + static_cast<std::uint32_t>(bits_of(value) >> (8 * sizeof(T) - 1));
     }
     const int bits = width > 0 && width < most_bits ? width : levels.bits;
-    for (int b = 0; b < bits; ++b) words[b] = plane<isa>(codes, b);
+    if constexpr (isa == Isa::avx2) {
+      planes_avx2(codes, bits, words);
+    } else {
+      for (int b = 0; b < bits; ++b) {
+        words[b] = 0;
+        for (std::uint32_t i = 0; i < group; ++i) words[b] |= ((codes[i] >> b) & 1u) << i;
+      }
+    }
   }
 
-  // Bit b of each code.
-  template <Isa isa>
-  MPITOPK_INLINE static std::uint32_t plane(const std::uint32_t* codes, int b) {
-    std::uint32_t word = 0;
-    for (std::uint32_t i = 0; i < group; ++i) word |= ((codes[i] >> b) & 1u) << i;
-    return word;
+#if MPITOPK_HAVE_AVX2
+  // The lowest bits of all codes to the sign bits of bytes, one after the other.
+  MPITOPK_AVX2 static void planes_avx2(const std::uint32_t* codes, int bits, std::uint32_t* words) {
+    const auto* from = reinterpret_cast<const __m256i*>(codes);
+    const __m256i first = _mm256_packus_epi32(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+    const __m256i second = _mm256_packus_epi32(_mm256_loadu_si256(from + 2), _mm256_loadu_si256(from + 3));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(first, second), order);
+    for (int b = 0; b < bits; ++b) {
+      words[b] = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(bytes, 7 - b)));
+    }
   }
+#else
+  static void planes_avx2(const std::uint32_t*, int, std::uint32_t*) {}
+#endif
 };
 
 // One rank's message: the scales of its buckets, the words of its codes, and the levels that they mean.
