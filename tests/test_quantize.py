@@ -89,6 +89,23 @@ def test_devices_agree_to_the_bit(
         assert one.tobytes() == two.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint16"])
+@pytest.mark.parametrize("bits", LEVELS)
+def test_instruction_sets_agree_to_the_bit(dtype: str, bits: int) -> None:
+    native = pytest.importorskip("mpitopk.device._native")
+    from mpitopk.device.host import HostDevice
+
+    levels, x = LEVELS[bits], gradient(5000, dtype)
+    results = []
+    for isa in native.isas():
+        on = HostDevice(1, isa)
+        codes = np.empty(157 * abs(bits), np.uint32)
+        scales = np.empty(20, "float64" if dtype == "float64" else "float32")
+        assert on.quantize(x, levels, 256, False, 3, codes, scales)
+        results.append((codes.tobytes(), decoded(on, levels, 256, scales, codes, x.size).tobytes()))
+    assert len(set(results)) == 1
+
+
 @pytest.mark.parametrize("bits", LEVELS)
 @pytest.mark.parametrize("largest", [True, False])
 def test_codes_are_those_of_the_definition(device: str, bits: int, largest: bool) -> None:

@@ -179,24 +179,46 @@ struct Coded {
 
 // Add what a message says of `size` entries from `first`, a multiple of `group`, to `out`.
 struct Decode {
-  template <Isa, class T>
+  template <Isa isa, class T>
   MPITOPK_INLINE static void run(const Coded<T>& message, int bits, size_t bucket, size_t first, size_t size, T* out) {
     const std::uint32_t* words = message.words + first / group * static_cast<size_t>(bits);
     for (size_t begin = 0; begin < size; begin += group, words += bits) {
       const T scale = message.scales[(first + begin) / bucket];
-      std::uint32_t codes[group] = {};
-      for (int b = 0; b < bits; ++b) {
-        for (std::uint32_t i = 0; i < group; ++i) codes[i] |= ((words[b] >> i) & 1u) << b;
+      std::uint8_t codes[group] = {};
+      if constexpr (isa == Isa::avx2) {
+        codes_avx2(words, bits, codes);
+      } else {
+        for (int b = 0; b < bits; ++b) {
+          for (std::uint32_t i = 0; i < group; ++i) codes[i] |= static_cast<std::uint8_t>(((words[b] >> i) & 1u) << b);
+        }
       }
       T values[group];
       for (size_t i = 0; i < group; ++i) {
         const T value = message.levels[codes[i] >> 1] * scale;
-        values[i] = std::bit_cast<T>(bits_of(value) | static_cast<Bits<T>>(codes[i] & 1u) << (8 * sizeof(T) - 1));
+        values[i] = std::bit_cast<T>(bits_of(value) | static_cast<Bits<T>>(codes[i] & 1) << (8 * sizeof(T) - 1));
       }
       const size_t width = std::min(group, size - begin);
       for (size_t i = 0; i < width; ++i) out[begin + i] += values[i];
     }
   }
+
+ private:
+#if MPITOPK_HAVE_AVX2
+  // A byte of each word goes to 8 bytes, each of which keeps its bit.
+  MPITOPK_AVX2 static void codes_avx2(const std::uint32_t* words, int bits, std::uint8_t* codes) {
+    const __m256i order = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i own = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201u));
+    __m256i found = _mm256_setzero_si256();
+    for (int b = 0; b < bits; ++b) {
+      const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(words[b])), order);
+      const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
+      found = _mm256_or_si256(found, _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(1 << b))));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), found);
+  }
+#else
+  static void codes_avx2(const std::uint32_t*, int, std::uint8_t*) {}
+#endif
 };
 
 // How many ratios of a bucket lie in which bin: by their exponents, from 2^-24, and three bits more. One is
