@@ -24,6 +24,8 @@ PHASES = {
     "accumulate": "accumulate",
     "accumulate_select": "select",
     "random_indices": "select",
+    "move_above": "select",
+    "sample": "select",
     "take": "select",
     "select_bins": "select",
     "count_ratios": "select",

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mpitopk.device.base import TOO_LARGE
-from mpitopk.device.reference import ReferenceDevice, permuted
+from mpitopk.device.hashing import permuted
+from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ExchangeError
 from mpitopk.device.hashing import permuted
 from mpitopk.layout import Layout

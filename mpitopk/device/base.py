@@ -135,6 +135,27 @@ class Device(ABC):
         """Copy the winners of `x`: T[n] to `indices` and `values`, as above, and leave `x` alone."""
 
     @abstractmethod
+    def move_above(
+        self, x: Array, plan: Plan, threshold: float, least: int, indices: Array, values: Array
+    ) -> int:
+        """Return how many entries of the groups of `x`: T[n] have at least a magnitude; maybe move them.
+
+        If they are `least` to `indices.size`, they are moved to the front of `indices`: uint32[most] and
+        `values`: T[most], ascending by index, and `x` is zero there. If they are fewer or more, `x` is as
+        before, and `indices` and `values` are unspecified. `threshold`, from 0 on, is rounded to T.
+        Every entry of `x` is finite. One pass over `x`; what is found is looked at once more.
+        """
+
+    @abstractmethod
+    def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
+        """Copy entries of the only group of `plan` at random: `x`: T[n] to `out`: T[m].
+
+        Of N entries, number i of the sample is that at position floor((i + u_i) N / m): one out of each of
+        m equal parts, every entry with probability m / N, independent of the other parts. 2**31 u_i are
+        the upper 31 bits of splitmix64(key + i), so that equal keys give equal samples on all devices.
+        """
+
+    @abstractmethod
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         """Draw `plan.counts[g]` distinct indices from each group; write them ascending to `out`.
 

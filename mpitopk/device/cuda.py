@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 OLDEST_CUPY = (14, 1)
 """Earlier releases sort wrongly when memory is short."""
 
+PLANS = 2
+"""For which there is room at a time."""
+
 RATIO_BINS = 194
 
 
@@ -76,7 +79,7 @@ class CudaDevice(GpuMemoryDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector: Selector | None = None
+        self._selectors: dict[Plan, Selector] = {}
         self._bins: BinKernels | None = None
         self._fallbacks = 0
         self._pairs: Pairs | None = None
@@ -149,13 +152,24 @@ class CudaDevice(GpuMemoryDevice):
         self._fallbacks += missed
         return finite
 
+    def move_above(
+        self, x: Array, plan: Plan, threshold: float, least: int, indices: Array, values: Array
+    ) -> int:
+        return self._selector_for(plan).move_above(x, threshold, least, indices, values)
+
+    def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
+        self._selector_for(plan).sample(x, key, out)
+
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         self._selector_for(plan).draw(key, out)
 
     def _selector_for(self, plan: Plan) -> Selector:
-        if self._selector is None or self._selector.plan is not plan:
-            self._selector = Selector(plan)
-        return self._selector
+        """Return what is there for the plan; a scheme selects from its entries, and maybe from a sample."""
+        selector = self._selectors.pop(plan, None) or Selector(plan)
+        self._selectors[plan] = selector  # the latest comes last
+        if len(self._selectors) > PLANS:
+            del self._selectors[next(iter(self._selectors))]
+        return selector
 
     def take(self, x: Array, indices: Array, values: Array, *, clear: bool) -> None:
         k = indices.size
@@ -166,8 +180,8 @@ class CudaDevice(GpuMemoryDevice):
         pieces, n_pieces = self._dense(plan.dense)
         to = message.indices if message.indices.size else None
         kernel = f"pack<{wire_type(message.values.itemsize)}>"
-        blocks = self._blocks(max(plan.total, plan.dense_total))
-        k = np.int64(plan.total)
+        blocks = self._blocks(max(indices.size, plan.dense_total))
+        k = np.int64(indices.size)
         launch(kernel, blocks, x, indices, values, k, pieces, n_pieces, to, message.values)
 
     def merge(self, messages: Messages, dense: Array, divisor: int, out: Array) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
 
 FEISTEL_ROUNDS = 6
+Word = TypeVar("Word", int, npt.NDArray[Any])
 
 
-def splitmix64(z: int) -> int:
-    """Return 64 well-mixed bits (Steele, Lea & Flood 2014)."""
+def splitmix64(z: Word) -> Word:
+    """Return 64 well-mixed bits of a number, or of each of an array (Steele, Lea & Flood 2014)."""
     mask = (1 << 64) - 1
     z = (z + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
@@ -52,3 +54,13 @@ def uniform(key: int, count: int) -> Array:
     bits = mix32(mix32(np.arange(count, dtype=np.uint32) ^ low) ^ high)
     numbers: Array = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
     return numbers
+
+
+def sampled(count: int, size: int, key: int) -> Array:
+    """Return one position out of each of `count` equal parts of `range(size)`, ascending."""
+    number = np.arange(count, dtype=np.uint64)
+    drawn = splitmix64(np.uint64(key) + number) >> np.uint64(33)
+    parts = number * np.uint64(size)
+    inside = (parts % np.uint64(count) << np.uint64(31)) + drawn * np.uint64(size)
+    where: Array = parts // np.uint64(count) + inside // (np.uint64(count) << np.uint64(31))
+    return where

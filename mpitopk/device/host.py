@@ -75,6 +75,14 @@ class HostDevice(HostMemoryDevice):
     def select(self, x: Array, plan: Plan, indices: Array, values: Array) -> bool:
         return self.engine.select(x, plan.pieces, plan.counts, indices, values)
 
+    def move_above(
+        self, x: Array, plan: Plan, threshold: float, least: int, indices: Array, values: Array
+    ) -> int:
+        return self.engine.move_above(x, plan.pieces, threshold, least, indices, values)
+
+    def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
+        self.engine.sample(x, plan.pieces, key, out)
+
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         self.engine.random_indices(plan.pieces, plan.counts, key, out)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from mpitopk.device.arrays import HostMemoryDevice, sound, widen
 from mpitopk.device.reference_bins import ReferenceBins
 from mpitopk.plan import NOWHERE
 from mpitopk.wire import corrupt, misplaced
-from mpitopk.device.hashing import permuted, uniform
+from mpitopk.device.hashing import permuted, sampled, uniform
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
@@ -76,6 +76,11 @@ def _ratios(magnitudes: Array, bucket: int, largest: bool) -> tuple[Array, Array
     return scales, (magnitudes / divisors).astype(np.float32)
 
 
+def _rounded(number: float, dtype: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return np.array([number]).astype(dtype)
+
+
 class ReferenceDevice(ReferenceBins):
     """The host, in NumPy.
 
@@ -132,6 +137,23 @@ class ReferenceDevice(ReferenceBins):
         np.take(x, indices, out=values)
         return sound(x)
 
+    def move_above(
+        self, x: Array, plan: Plan, threshold: float, least: int, indices: Array, values: Array
+    ) -> int:
+        found = keys(x) >= keys(_rounded(threshold, x.dtype))
+        for start, stop in plan.dense.tolist():
+            found[start:stop] = False
+        where = np.flatnonzero(found)
+        if least <= where.size <= indices.size:
+            indices[: where.size] = where
+            values[: where.size] = x[where]
+            x[where] = 0
+        return int(where.size)
+
+    def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
+        where = positions(plan, 0)
+        out[:] = x[where[sampled(out.size, where.size, key)]]
+
     def random_indices(self, plan: Plan, key: int, out: Array) -> None:
         at = 0
         for group, count in enumerate(plan.counts.tolist()):
@@ -146,7 +168,7 @@ class ReferenceDevice(ReferenceBins):
             x[indices] = 0
 
     def pack(self, x: Array, plan: Plan, indices: Array, values: Array, message: Message) -> None:
-        k = plan.total
+        k = indices.size
         if message.indices.size:
             message.indices[:] = indices
         self._round(values, message.values[:k])

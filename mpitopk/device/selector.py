@@ -30,6 +30,7 @@ class Selector:
         self.plan = plan
         tiles, groups = cut(plan)
         self.tiles, self.sparse, self.groups = len(tiles), int((tiles["group"] >= 0).sum()), len(groups)
+        self.size = int(groups["size"].sum())
         self.capacity = capacity(groups)
         self._tiles, self._groups = (
             cupy.asarray(x.view(np.uint8)) if x.size else None for x in (tiles, groups)
@@ -90,6 +91,33 @@ class Selector:
         launch(
             "gather", self._warps, x, tiles, found, states, indices, values, n_tiles, np.int32(accumulated)
         )
+
+    def move_above(self, x: Array, threshold: float, least: int, indices: Array, values: Array) -> int:
+        """Return how many entries have at least that magnitude; move them unless they are few or many."""
+        most = indices.size
+        if self._candidates.nbytes < 4 * most:
+            self._candidates, self._values = (allocate(4 * most, "uint8") for _ in range(2))
+        with np.errstate(over="ignore"):
+            low = np.float32(threshold).view(np.uint32)
+        tiles, found, states, status = self._tiles, self._found, self._states, self._status
+        candidates, n_tiles = (self._candidates, self._values), np.int32(self.sparse)
+        launch("aim", max(1, -(-self.groups // THREADS)), states, status, np.int32(self.groups), low)
+        launch(
+            "scan<float>", self.sparse, x, None, None, tiles, found, states, status, self._histograms,
+            *candidates, np.uint32(most),
+        )  # fmt: skip
+        bounds = np.uint32(least), np.uint32(most)
+        launch("place", 1, found, states, status, n_tiles, np.int32(self.groups), *bounds, threads=1024)
+        launch("emit", self._warps, tiles, found, states, status, *candidates, x, indices, values, n_tiles)
+        return int(cupy.asnumpy(status)[0])
+
+    def sample(self, x: Array, key: int, out: Array) -> None:
+        """Copy an entry of each of as many equal parts as `out` is long."""
+        m, n = np.uint64(out.size), np.uint64(self.size)
+        launch(
+            "sample_group", -(-out.size // THREADS), x, self._tiles, np.int32(self.sparse), n, m,
+            np.uint64(key), out,
+        )  # fmt: skip
 
     def draw(self, key: int, out: Array) -> None:
         """Write random indices of each group."""

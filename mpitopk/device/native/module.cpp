@@ -16,6 +16,7 @@
 #include "quantize.hpp"
 #include "random.hpp"
 #include "select.hpp"
+#include "threshold.hpp"
 
 namespace py = pybind11;
 
@@ -135,6 +136,20 @@ auto with_bin_types(const Bins& bins, F&& f) {
   return f(std::uint16_t{}, std::uint16_t{});
 }
 
+// The pieces that belong to a group.
+std::vector<Dense> sparse_of(const py::array& rows, size_t size) {
+  const Plan plan(rows, py::array_t<std::int64_t>(0));
+  std::vector<Dense> parts;
+  std::int64_t at = 0;
+  for (size_t i = 0; i < plan.pieces.size; ++i) {
+    const std::int64_t* row = plan.pieces.data + 3 * i;
+    require(row[0] == at && row[1] >= at && static_cast<size_t>(row[1]) <= size, "pieces must cover the buffer");
+    at = row[1];
+    if (row[2] >= 0) parts.push_back({row[0], row[1]});
+  }
+  return parts;
+}
+
 size_t total_of(const std::vector<Dense>& dense) {
   size_t total = 0;
   for (const Dense& piece : dense) total += static_cast<size_t>(piece.stop - piece.start);
@@ -238,6 +253,32 @@ class Engine {
     require(to.size == cut_.total, "out must have room for the sum of counts");
     const py::gil_scoped_release unlocked;
     random_.run(pool_, isa_, cut_, key, to.data);
+  }
+
+  size_t move_above(const py::array& x, const py::array& pieces, double threshold, size_t least,
+                    const py::array& indices, const py::array& values) {
+    const auto where = as<Index>("indices", indices);
+    return visit<float, double>("x", x, [&](auto v) {
+      using T = std::remove_pointer_t<decltype(v.data)>;
+      const auto what = as<T>("values", values);
+      require(where.size == what.size, "indices and values must be of one length");
+      const std::vector<Dense> parts = sparse_of(pieces, v.size);
+      const Bits<T> low = key_of(static_cast<T>(threshold));
+      const py::gil_scoped_release unlocked;
+      return above<T>().move(pool_, isa_, v.data, v.size, parts, low, least, where.size, where.data, what.data);
+    });
+  }
+
+  void sample(const py::array& x, const py::array& pieces, std::uint64_t key, const py::array& out) {
+    visit<const float, const double>("x", x, [&](auto v) {
+      using T = std::remove_const_t<std::remove_pointer_t<decltype(v.data)>>;
+      const auto to = as<T>("out", out);
+      const std::vector<Dense> parts = sparse_of(pieces, v.size);
+      require(to.size <= total_of(parts), "out must not be longer than the group");
+      const py::gil_scoped_release unlocked;
+      mpitopk::sample(pool_, v.data, parts, total_of(parts), key, to.data, to.size);
+      return true;
+    });
   }
 
   void take(const py::array& x, const py::array& indices, const py::array& values, bool clear) {
@@ -565,6 +606,15 @@ class Engine {
     }
   }
 
+  template <class T>
+  Above<T>& above() {
+    if constexpr (std::is_same_v<T, float>) {
+      return floats_above_;
+    } else {
+      return doubles_above_;
+    }
+  }
+
   // Call f with the gradient and the accumulator that goes with it.
   template <class F>
   bool with_gradient(const py::array& gradient, const py::array& out, F&& f) {
@@ -657,6 +707,8 @@ class Engine {
   const Isa isa_;
   Selector<float> floats_;
   Selector<double> doubles_;
+  Above<float> floats_above_;
+  Above<double> doubles_above_;
   Cut cut_;
   Combine<float> float_sums_;
   Combine<double> double_sums_;
@@ -684,6 +736,8 @@ PYBIND11_MODULE(_native, m) {
       .def("norm", &Engine::norm)
       .def("accumulate_select", &Engine::accumulate_select)
       .def("select", &Engine::select)
+      .def("move_above", &Engine::move_above)
+      .def("sample", &Engine::sample)
       .def("random_indices", &Engine::random_indices)
       .def("take", &Engine::take)
       .def("pack", &Engine::pack)
