@@ -54,6 +54,16 @@ class Plan:
         return np.column_stack([starts[first], stops[last]])
 
     @cached_property
+    def sparse(self) -> Array:
+        """Rows (start, stop) of the pieces of groups."""
+        return np.ascontiguousarray(self.pieces[self.pieces[:, 2] >= 0, :2])
+
+    @cached_property
+    def sparse_total(self) -> int:
+        """Entries to select from."""
+        return int((self.sparse[:, 1] - self.sparse[:, 0]).sum())
+
+    @cached_property
     def dense(self) -> Array:
         """Rows (start, stop) of the dense pieces."""
         return np.ascontiguousarray(self.pieces[self.pieces[:, 2] < 0, :2])

@@ -55,6 +55,7 @@ SCHEMES: dict[str, mpitopk.Scheme | Make] = {
     "TopK, float16": partial(mpitopk.TopK, values="float16"),
     "DGC": mpitopk.DGC,
     "LAGS": mpitopk.LAGS(BACKWARD, NETWORK.latency, NETWORK.bandwidth, cap=100),
+    "GaussianK": mpitopk.GaussianK,
     "ScaleCom": mpitopk.ScaleCom,
     "GTopK": mpitopk.GTopK,
     "RandomK": mpitopk.RandomK,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,11 @@ class TopK:
             if part and count(density, len(part)) == len(part):
                 whole += part
             elif part:
-                winners += [part[i] for i in largest(a[part], count(density, len(part)))]
+                winners += [part[i] for i in self.winners(a[part], count(density, len(part)))]
         return sorted(whole), sorted(winners)
+
+    def winners(self, a: Array, k: int) -> list[int]:
+        return largest(a, k)
 
     def selected(self, a: Array) -> list[int]:
         whole, winners = self.chosen(a)
@@ -77,6 +81,34 @@ class TopK:
             self.residuals[rank] = a - sent
         self.steps += 1
         return total / len(gradients)
+
+
+class GaussianK(TopK):
+    """All from a magnitude on: at first that of the normal quantile, two-sided, for the root mean square."""
+
+    def __init__(
+        self, ranks: int, segments: list[tuple[int, int]], *, rounds: int = 4, **options: Any
+    ) -> None:
+        super().__init__(ranks, segments, **options)
+        self.rounds = rounds
+
+    def winners(self, a: Array, k: int) -> list[int]:
+        if not a.any():
+            return []
+        tried: dict[float, int] = {}  # by magnitude: how many there are from there on
+        threshold = NormalDist().inv_cdf(1 - k / len(a) / 2) * math.sqrt(np.mean(a**2))
+        while len(tried) < self.rounds:
+            passing = np.flatnonzero(np.abs(a) >= threshold)
+            if 2 * k <= 3 * len(passing) <= 4 * k:
+                return [int(i) for i in passing]
+            tried[threshold] = len(passing)
+            too_low = max((t for t, passed in tried.items() if passed > k), default=None)
+            too_high = min((t for t, passed in tried.items() if passed < k), default=None)
+            if too_low is None or too_high is None:
+                threshold *= 0.5 if too_low is None else 1.5
+            else:
+                threshold = math.sqrt(too_low * too_high)
+        return largest(a, k)
 
 
 class DGC(TopK):

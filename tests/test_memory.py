@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitopk import Dense, Layout, RandomK, Runtime, TopK
+from mpitopk import Dense, GaussianK, Layout, RandomK, Runtime, TopK
 from mpitopk.device import WHY_NOT_COMPILED
 
 SIZE = 1_000_000
@@ -23,6 +23,7 @@ SIZE = 1_000_000
         (TopK(0.01), False),
         (TopK(0.01), True),
         (TopK(0.01, values="float16"), False),
+        (GaussianK(0.01), False),
         (RandomK(0.01), False),
         (RandomK(0.01), True),
         (Dense(), False),

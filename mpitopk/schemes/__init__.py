@@ -15,6 +15,7 @@ from mpitopk.schemes.dgc import DGC
 from mpitopk.schemes.gtopk import GTopK
 from mpitopk.schemes.lags import LAGS
 from mpitopk.schemes.qsgd import QSGD
+from mpitopk.schemes.gaussiank import GaussianK
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
 from mpitopk.schemes.topk import TopK
@@ -25,6 +26,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "randomk": RandomK,
     "dgc": DGC,
     "gtopk": GTopK,
+    "gaussiank": GaussianK,
     "scalecom": ScaleCom,
     "lags": LAGS,
     "adacomp": AdaComp,
@@ -79,6 +81,7 @@ __all__ = [
     "Dense",
     "Density",
     "GTopK",
+    "GaussianK",
     "RandomK",
     "Rank",
     "ScaleCom",

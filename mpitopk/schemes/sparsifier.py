@@ -30,6 +30,10 @@ class Planned(Scheme):
         """Whether what is not sent is kept as the residual."""
         return True
 
+    def most(self, plan: Plan) -> int:
+        """Return how many entries a step sends with an index, at most."""
+        return plan.total
+
     def values_type(self, rank: Rank) -> str:
         """Return the type in which values travel."""
         return rank.layout.accumulator
@@ -136,12 +140,18 @@ class Memory(State):
         setting = scheme.setting(rank.step)
         if self._room and setting == self._setting:
             return
-        self.plan = plan = scheme.plan(rank)
-        self.indices = self._grown("indices", 4 * plan.total).view("uint32")
-        self.values = self._grown("values", plan.total * np.dtype(self._accumulator).itemsize)
-        self.values = self.values.view(self._accumulator)
-        self.message = self.blank("send", scheme, rank)
+        self.plan = scheme.plan(rank)
+        most = scheme.most(self.plan)
+        indices = self._grown("indices", 4 * most)
+        values = self._grown("values", most * np.dtype(self._accumulator).itemsize)
+        self.room = indices.view("uint32"), values.view(self._accumulator)
+        self.hold(most, scheme, rank)
         self._setting = setting
+
+    def hold(self, count: int, scheme: Sparsifier, rank: Rank) -> None:
+        """Let `indices`, `values` and the message be those of `count` entries, at the front of `room`."""
+        self.indices, self.values = (x[:count] for x in self.room)
+        self.message = self.blank("send", scheme, rank)
 
     def finish(self, rank: Rank, messages: Messages, divisor: int, *, sparse: bool) -> Array | Sparse:
         """Merge messages, count what they hold, commit, and return the mean."""
@@ -158,8 +168,8 @@ class Memory(State):
         return mean
 
     def blank(self, name: str, scheme: Planned, rank: Rank) -> Message:
-        """Return a message for the present plan, in the room of that name."""
-        count, dense, values = self.plan.total, self.plan.dense_total, scheme.values_type(rank)
+        """Return a message for what is held, in the room of that name."""
+        count, dense, values = self.indices.size, self.plan.dense_total, scheme.values_type(rank)
         room = self._grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
         return Message.blank(room, count, dense, values, rank.layout.digest)
 

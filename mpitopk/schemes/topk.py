@@ -71,10 +71,9 @@ class TopK(Sparsifier):
 
     def step(self, rank: Rank, state: Memory, gradient: Array, sparse: bool) -> Steps:
         state.prepare(self, rank)
-        plan = state.plan
         finite = self.select(rank, state, gradient)
         if finite:
-            rank.device.pack(state.spare, plan, state.indices, state.values, state.message)
-        rank.sent = plan.total + plan.dense_total
+            rank.device.pack(state.spare, state.plan, state.indices, state.values, state.message)
+        rank.sent = state.indices.size + state.plan.dense_total
         messages = yield Allgatherv(state.message, fixed=self.fixed, finite=finite)
         return state.finish(rank, messages, rank.size, sparse=sparse)
