@@ -141,10 +141,13 @@ class Transport:
             self._settle()
 
     def _room_for(self, sizes: list[int]) -> Messages:
-        """Return where messages arrive. All ranks grow together, so that none fails alone."""
+        """Return where messages arrive. All ranks grow together, so that none fails alone.
+
+        What has grown once grows by half at least, so that sizes that vary soon fit.
+        """
         *starts, total = accumulate(sizes, initial=0)
         if total > self._room.size:
-            self._grow(total)
+            self._grow(max(total, 3 * self._room.size // 2))
         return Messages(self._room[:total], starts, sizes)
 
     def _grow(self, total: int) -> None:

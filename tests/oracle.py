@@ -87,7 +87,7 @@ class GaussianK(TopK):
     """All from a magnitude on: at first that of the normal quantile, two-sided, for the root mean square."""
 
     def __init__(
-        self, ranks: int, segments: list[tuple[int, int]], *, rounds: int = 4, **options: Any
+        self, ranks: int, segments: list[tuple[int, int]], *, rounds: int = 8, **options: Any
     ) -> None:
         super().__init__(ranks, segments, **options)
         self.rounds = rounds

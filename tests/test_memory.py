@@ -36,7 +36,7 @@ def test_warm_steps_allocate_nothing_large(scheme: Any, dtype: str, sparse: bool
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal(SIZE).astype(dtype) for _ in range(3)]
     with Runtime(MPI.COMM_SELF, layout, scheme, device="host") as runtime:
-        for gradient in gradients * 2:
+        for gradient in gradients * 4:
             runtime.allreduce(gradient, sparse)
         tracemalloc.start()
         for gradient in gradients * 2:

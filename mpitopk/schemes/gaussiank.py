@@ -32,7 +32,8 @@ class GaussianK(Thresholded):
     density, dense_below, values
         See `TopK`. `per_segment` is refused: there is one threshold.
     rounds : int
-        Thresholds to try, from 1 on. Each is one pass over the entries.
+        Thresholds to try, from 1 on. Each is one pass over the entries; later steps need more of them than
+        the first, since the residual has few values above the last threshold.
 
     Raises
     ------
@@ -48,7 +49,7 @@ class GaussianK(Thresholded):
 
     about = About("Shi et al. 2019", "2 k / 3 to 4 k / 3 values and indices", "allgatherv", "2 n")
 
-    rounds: int = 4
+    rounds: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
