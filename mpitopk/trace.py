@@ -24,6 +24,7 @@ PHASES = {
     "accumulate": "accumulate",
     "accumulate_select": "select",
     "random_indices": "select",
+    "select": "select",
     "move_above": "select",
     "sample": "select",
     "take": "select",

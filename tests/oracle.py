@@ -26,6 +26,23 @@ def largest(a: Array, k: int) -> list[int]:
     return sorted(first)
 
 
+def mixed(z: int) -> int:
+    """Splitmix64, by its authors' constants."""
+    z = (z + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def kth_of_sample(a: Array, size: int, place: int, origin: tuple[int, int, int]) -> float:
+    """The place-th largest magnitude of one entry of each of equal parts; origin: seed, step, rank."""
+    seed, step, rank = origin
+    key = mixed(mixed(seed * 2**32 + step) + rank)
+    parts = [i + Fraction(mixed(key + i) // 2**33, 2**31) for i in range(size)]
+    sample = [abs(a[math.floor(part * len(a) / size)]) for part in parts]
+    return float(sorted(sample)[-place])
+
+
 class TopK:
     """Error-feedback top-k of P ranks; segments: (start, stop)."""
 
@@ -73,6 +90,7 @@ class TopK:
         """Return the mean; update the residuals."""
         total = np.zeros(self.size)
         for rank, gradient in enumerate(gradients):
+            self.rank = rank
             a = self.residuals[rank] + gradient
             sent = np.zeros(self.size)
             at = self.selected(a)
@@ -123,15 +141,35 @@ class DGC(TopK):
         nesterov: bool = False,
         masking: bool = True,
         clip: float | None = None,
+        selector: str = "exact",
+        seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(ranks, segments, **options)
+        self.selector, self.seed = selector, seed
         self.momentum, self.nesterov, self.masking, self.clip = momentum, nesterov, masking, clip
         self.momenta = np.zeros((ranks, self.size))
 
+    def winners(self, a: Array, k: int) -> list[int]:
+        n, rate = len(a), Fraction(k, len(a))
+        size = max(math.ceil(Fraction(n, 100)), math.ceil(2 / rate))
+        place = math.ceil(size * rate)
+        if self.selector == "exact" or size >= n or place >= size:
+            return largest(a, k)
+        threshold = kth_of_sample(a, size, place, (self.seed, self.steps, self.rank))
+        for _ in range(10):
+            passing = np.flatnonzero(np.abs(a) >= threshold)
+            if 10 * len(passing) > 13 * k:
+                break
+            if 10 * len(passing) >= 8 * k:
+                return [int(i) for i in passing]
+            threshold *= 0.8
+        return largest(a, k)
+
     def step(self, gradients: Array) -> Array:
         total = np.zeros(self.size)
-        for p, given in enumerate(gradients):
+        for self.rank, given in enumerate(gradients):
+            p = self.rank
             g = given.astype(np.float64)
             if self.clip is not None and np.linalg.norm(g) > 0:
                 g = g * min(1, self.clip / math.sqrt(len(gradients)) / np.linalg.norm(g))

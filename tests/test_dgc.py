@@ -32,9 +32,10 @@ def test_sending_everything_is_dense_sgd_with_momentum(masking: bool, nesterov: 
 
 
 @pytest.mark.parametrize("masking", [False, True])
-def test_velocity_is_conserved(masking: bool) -> None:
+@pytest.mark.parametrize("selector", ["exact", "sampled"])
+def test_velocity_is_conserved(masking: bool, selector: str) -> None:
     """Sum of what was sent + velocity = sum of momenta, exactly: momentum 0.5 of whole numbers."""
-    simulation = Simulation(1, LAYOUT, DGC(0.05, momentum=0.5, masking=masking))
+    simulation = Simulation(1, LAYOUT, DGC(0.05, momentum=0.5, masking=masking, selector=selector))
     sent, momenta, u = np.zeros(LAYOUT.size), np.zeros(LAYOUT.size), np.zeros(LAYOUT.size)
     for step in range(8):
         g = whole(1, step)
@@ -62,8 +63,9 @@ def test_masking_clears_what_was_sent_and_nothing_else() -> None:
     assert bodies.same(state["momentum"][small], whole(1, 0)[0][small])
 
 
-def test_zeros_send_zeros() -> None:
-    simulation = Simulation(2, LAYOUT, DGC(0.1, clip=1.0))
+@pytest.mark.parametrize("selector", ["exact", "sampled"])
+def test_zeros_send_zeros(selector: str) -> None:
+    simulation = Simulation(2, LAYOUT, DGC(0.1, clip=1.0, selector=selector))
     assert not simulation.allreduce(np.zeros((2, LAYOUT.size), np.float32)).any()
 
 
@@ -76,6 +78,9 @@ def test_zeros_send_zeros() -> None:
         ({"clip": float("inf")}, "clip is inf"),
         ({"nesterov": "false"}, "nesterov is 'false': give True or False"),
         ({"per_segment": 1}, "per_segment is 1: give True or False"),
+        ({"selector": "sample"}, "selector is 'sample'.*sampled"),
+        ({"selector": "sampled", "per_segment": True}, "per_segment is True: give False"),
+        ({"seed": -1}, "seed is -1: give a whole number from 0"),
         ({"momentun": 0.5}, "DGC has no option 'momentun'.*momentum"),
     ],
 )

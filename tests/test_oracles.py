@@ -33,6 +33,12 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dgc, everything": (DGC, oracle.DGC, {"density": 1.0}),
     "dgc, float16": (DGC, oracle.DGC, {"density": 0.1, "values": "float16", "dense_below": 20}),
     "dgc, warm-up": (DGC, oracle.DGC, {"density": warmup(0.01, 5)}),
+    "dgc, sampled": (DGC, oracle.DGC, {"density": 0.05, "selector": "sampled"}),
+    "dgc, sampled, small ones dense": (
+        *(DGC, oracle.DGC),
+        {"density": 0.1, "selector": "sampled", "dense_below": 20, "seed": 5, "masking": False},
+    ),
+    "dgc, sampled, warm-up": (DGC, oracle.DGC, {"density": warmup(0.02, 5), "selector": "sampled"}),
     "gaussiank": (GaussianK, oracle.GaussianK, {"density": 0.05}),
     "gaussiank, one round": (GaussianK, oracle.GaussianK, {"density": 0.1, "rounds": 1}),
     "gaussiank, one entry": (GaussianK, oracle.GaussianK, {"density": 1e-9}),

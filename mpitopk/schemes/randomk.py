@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from mpitopk.collectives import Allreduce
 from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError
+from mpitopk.device.reference import splitmix64
 from mpitopk.schemes.base import About, Rank, Steps
-from mpitopk.schemes.sparsifier import Memory, Sparsifier
+from mpitopk.schemes.sparsifier import Memory, Sparsifier, check_seed
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array
-
-MAX_SEED = 2**32
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class RandomK(Sparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.seed, int) or not 0 <= self.seed < MAX_SEED:
-            raise ConfigError(f"seed is {self.seed!r}: give a whole number from 0 below 2**32")
+        check_seed(self.seed)
 
     @property
     def keeps(self) -> bool:
