@@ -56,6 +56,7 @@ SCHEMES: dict[str, mpitopk.Scheme | Make] = {
     "DGC": mpitopk.DGC,
     "LAGS": mpitopk.LAGS(BACKWARD, NETWORK.latency, NETWORK.bandwidth, cap=100),
     "GaussianK": mpitopk.GaussianK,
+    "Filter": partial(mpitopk.Filter, sample=20),
     "ScaleCom": mpitopk.ScaleCom,
     "GTopK": mpitopk.GTopK,
     "RandomK": mpitopk.RandomK,

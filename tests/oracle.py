@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -127,6 +128,54 @@ class GaussianK(TopK):
             else:
                 threshold = math.sqrt(too_low * too_high)
         return largest(a, k)
+
+
+def binomial(m: int, p: Fraction, counts: range) -> Fraction:
+    """Probability that the number of successes is one of the counts."""
+    return sum((math.comb(m, j) * p**j * (1 - p) ** (m - j) for j in counts), Fraction(0))
+
+
+class Filter(TopK):
+    """A threshold from a sample, of which the k largest all pass but with a given probability."""
+
+    def __init__(
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        failure: float = 1e-3,
+        sample: int = 100,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(ranks, segments, **options)
+        self.failure, self.sample, self.seed = failure, sample, seed
+
+    def winners(self, a: Array, k: int) -> list[int]:
+        n = len(a)
+        size = math.ceil(Fraction(self.sample * n, k))
+        if 4 * self.sample > k:
+            return largest(a, k)
+        place, most = margins(n, k, size, self.failure)
+        if place >= size:
+            return largest(a, k)
+        threshold = kth_of_sample(a, size, place, (self.seed, self.steps, self.rank))
+        passing = np.flatnonzero(np.abs(a) >= threshold)
+        return [int(i) for i in passing] if len(passing) <= most else largest(a, k)
+
+
+@cache
+def margins(n: int, k: int, size: int, failure: float) -> tuple[int, int]:
+    """The place in the sample, and how many may pass, by exact fractions."""
+    mean = Fraction(size * k, n)
+    place = next(
+        r
+        for r in range(math.floor(mean) + 1, size + 2)
+        if r > mean + 1 and binomial(size, mean / size, range(r, size + 1)) <= failure
+    )
+    first = math.ceil(Fraction(place * n, size))
+    enough = (c for c in range(first, n) if binomial(size, Fraction(c, n), range(place)) <= failure)
+    return place, next(enough, n)
 
 
 class DGC(TopK):

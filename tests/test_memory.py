@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitopk import DGC, Dense, GaussianK, Layout, RandomK, Runtime, TopK
+from mpitopk import DGC, Dense, Filter, GaussianK, Layout, RandomK, Runtime, TopK
 from mpitopk.device import WHY_NOT_COMPILED
 
 SIZE = 1_000_000
@@ -24,6 +24,7 @@ SIZE = 1_000_000
         (TopK(0.01), True),
         (TopK(0.01, values="float16"), False),
         (GaussianK(0.01), False),
+        (Filter(0.01), False),
         (DGC(0.01, selector="sampled"), False),
         (RandomK(0.01), False),
         (RandomK(0.01), True),

@@ -15,6 +15,7 @@ from mpitopk.schemes.dgc import DGC
 from mpitopk.schemes.gtopk import GTopK
 from mpitopk.schemes.lags import LAGS
 from mpitopk.schemes.qsgd import QSGD
+from mpitopk.schemes.filter import Filter
 from mpitopk.schemes.gaussiank import GaussianK
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
@@ -27,6 +28,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "dgc": DGC,
     "gtopk": GTopK,
     "gaussiank": GaussianK,
+    "filter": Filter,
     "scalecom": ScaleCom,
     "lags": LAGS,
     "adacomp": AdaComp,
@@ -81,6 +83,7 @@ __all__ = [
     "Dense",
     "Density",
     "GTopK",
+    "Filter",
     "GaussianK",
     "RandomK",
     "Rank",
