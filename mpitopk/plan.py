@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,14 +78,28 @@ class Plan:
         return int((self.dense[:, 1] - self.dense[:, 0]).sum())
 
 
+def chunks(chunk: int, size: int) -> int:
+    """Return how many chunks `size` entries are, the last of which may be shorter."""
+    return -(-size // chunk)
+
+
 def make_plan(layout: Layout, density: float, *, per_segment: bool, dense_below: int) -> Plan:
     """Return the plan that sends `density` of the buffer, or of each segment.
 
     Segments shorter than `dense_below` are sent dense; so is a group that would send everything.
     """
+    return _planned(layout, partial(entries, density), per_segment, dense_below)
+
+
+def make_chunk_plan(layout: Layout, chunk: int, *, per_segment: bool, dense_below: int) -> Plan:
+    """Return the plan that sends an entry of each `chunk` of the buffer, or of each segment."""
+    return _planned(layout, partial(chunks, chunk), per_segment, dense_below)
+
+
+def _planned(layout: Layout, wanted: Callable[[int], int], per_segment: bool, dense_below: int) -> Plan:
     sparse = [s for s in layout.segments if s.size >= max(1, dense_below)]
     parts = [[s] for s in sparse] if per_segment else [sparse]
-    return plan_groups(layout, [(part, entries(density, sum(s.size for s in part))) for part in parts])
+    return plan_groups(layout, [(part, wanted(sum(s.size for s in part))) for part in parts])
 
 
 def plan_groups(layout: Layout, groups: Iterable[tuple[Sequence[Segment], int]]) -> Plan:

@@ -26,6 +26,7 @@ PHASES = {
     "random_indices": "select",
     "select": "select",
     "move_above": "select",
+    "chunk_maxima": "select",
     "sample": "select",
     "take": "select",
     "select_bins": "select",

@@ -64,20 +64,23 @@ class TopK:
         self.residuals = np.zeros((ranks, self.size))
         self.steps = 0
 
+    def wanted(self, size: int) -> int:
+        density = self.options[0]
+        return count(density(self.steps) if callable(density) else density, size)
+
     def chosen(self, a: Array) -> tuple[list[int], list[int]]:
         """Return the positions of entries that are sent whatever they are, and of the largest others."""
-        density, per_segment, dense_below = self.options
-        density = density(self.steps) if callable(density) else density
+        _, per_segment, dense_below = self.options
         whole = [i for s, e in self.segments if e - s < dense_below for i in range(s, e)]
         parts = [list(range(s, e)) for s, e in self.segments if e - s >= dense_below]
         if not per_segment:
             parts = [[i for part in parts for i in part]]
         winners = []
         for part in parts:
-            if part and count(density, len(part)) == len(part):
+            if part and self.wanted(len(part)) == len(part):
                 whole += part
             elif part:
-                winners += [part[i] for i in self.winners(a[part], count(density, len(part)))]
+                winners += [part[i] for i in self.winners(a[part], self.wanted(len(part)))]
         return sorted(whole), sorted(winners)
 
     def winners(self, a: Array, k: int) -> list[int]:
@@ -243,10 +246,25 @@ class ScaleCom(TopK):
     """The indices are those of the rank whose turn it is; the residuals are the memory m."""
 
     def __init__(
-        self, ranks: int, segments: list[tuple[int, int]], *, beta: float = 1, **options: Any
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        beta: float = 1,
+        chunk: int | None = None,
+        density: Any = None,
+        **options: Any,
     ) -> None:
-        super().__init__(ranks, segments, **options)
-        self.beta = beta
+        super().__init__(ranks, segments, density=density, **options)
+        self.beta, self.chunk = beta, chunk
+
+    def wanted(self, size: int) -> int:
+        return math.ceil(size / self.chunk) if self.chunk else super().wanted(size)
+
+    def winners(self, a: Array, k: int) -> list[int]:
+        if self.chunk is None:
+            return super().winners(a, k)
+        return [i + largest(a[i : i + self.chunk], 1)[0] for i in range(0, len(a), self.chunk)]
 
     def step(self, gradients: Array) -> Array:
         candidates = self.residuals + gradients

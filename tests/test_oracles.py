@@ -102,6 +102,14 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gtopk, per segment": (GTopK, oracle.GTopK, {"density": 0.1, "per_segment": True, "dense_below": 8}),
     "gtopk, everything": (GTopK, oracle.GTopK, {"density": 1.0}),
     "gtopk, schedule": (GTopK, oracle.GTopK, {"density": lambda step: 0.2 / (step + 1)}),
+    "scalecom, chunks": (ScaleCom, oracle.ScaleCom, {"chunk": 20}),
+    "scalecom, chunks of segments": (
+        *(ScaleCom, oracle.ScaleCom),
+        {"chunk": 8, "per_segment": True, "beta": 0.3},
+    ),
+    "scalecom, chunks of large ones": (ScaleCom, oracle.ScaleCom, {"chunk": 13, "dense_below": 20}),
+    "scalecom, one chunk": (ScaleCom, oracle.ScaleCom, {"chunk": 1000}),
+    "scalecom, chunks of one": (ScaleCom, oracle.ScaleCom, {"chunk": 1, "beta": 0.5}),
 }
 ONE_EACH = {scheme.__name__: scheme(**options) for scheme, _, options in reversed(CASES.values())}
 each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)

@@ -7,11 +7,13 @@ from typing import Any
 import bodies
 import numpy as np
 import pytest
+from devices import opened
 from worlds import LAYOUT, Mpi, Simulated, whole
 
-from mpitopk import MpiTopkError, ScaleCom, Simulation, TopK
+from mpitopk import Layout, MpiTopkError, ScaleCom, Simulation, TopK
+from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ConfigError, NonFiniteError
-from mpitopk.plan import entries
+from mpitopk.plan import entries, make_chunk_plan
 from mpitopk.wire import HEADER, message_bytes
 
 
@@ -88,6 +90,46 @@ def test_not_finite_on_a_follower_is_known_before_indices_are_used(device: str) 
     bodies.fails_without_trace(
         Simulated(3, LAYOUT, ScaleCom(0.1), device=device), g, NonFiniteError, "rank 2: .*segment 'w'"
     )
+
+
+def test_the_largest_of_every_chunk_is_sent(device: str) -> None:
+    """Of equal ones the first; the last chunk is shorter; zeros, too; as many bytes as k entries take."""
+    world = Simulated(2, Layout({"w": 11}), ScaleCom(chunk=4), device=device)
+    g = np.array([[1, -2, 2, 0, 0, 0, 0, 0, 5, 5, -7], [8] * 11], np.float32)
+    indices, values = world.step(g, sparse=True)
+    assert indices.tolist() == [1, 4, 10]
+    assert values.tolist() == [3, 4, 0.5]
+    assert world.simulation.bytes == HEADER.size + 2 * 4 * 3 // 2
+    bodies.conserves(Simulated(4, LAYOUT, ScaleCom(chunk=7), device=device))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 33, 4096, 5000])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_chunks_of_many_entries_are_as_the_reference_says(device: str, chunk: int, threads: int) -> None:
+    """Across pieces, tiles and threads; with many ties."""
+    lengths = [5, 4097, 3, 60_001, 700, 2, 9000, 64, 4095]
+    layout = Layout({str(i): n for i, n in enumerate(lengths)})
+    x = np.random.default_rng(chunk).integers(-20, 21, layout.size).astype(np.float32)
+    for per_segment, below in (False, 0), (False, 100), (True, 100):
+        plan = make_chunk_plan(layout, chunk, per_segment=per_segment, dense_below=below)
+        found, right = np.zeros(plan.total, np.uint32), np.zeros(plan.total, np.uint32)
+        opened(device, threads).chunk_maxima(x, plan, chunk, found)
+        ReferenceDevice().chunk_maxima(x, plan, chunk, right)
+        np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({}, "density is None and chunk is None: give one of them"),
+        ({"density": 0.1, "chunk": 10}, "density is 0.1 and chunk is 10: give one of them"),
+        ({"chunk": 0}, "chunk is 0: give a whole number from 1"),
+        ({"chunk": 2.5}, "chunk is 2.5"),
+    ],
+)
+def test_a_density_or_chunks(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(MpiTopkError, match=match):
+        ScaleCom(**options)
 
 
 @pytest.mark.parametrize("beta", [0, 1.5, -1, "1"])

@@ -147,6 +147,14 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:
+        """Write where the largest magnitude of every `chunk` consecutive entries of a group is.
+
+        `x`: T[n], `indices`: uint32[plan.total], ascending; `plan.counts[g]` is the size of the group over
+        `chunk`, rounded up, so that the last chunk of a group may be shorter. The first of equal ones wins.
+        """
+
+    @abstractmethod
     def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
         """Copy entries of the only group of `plan` at random: `x`: T[n] to `out`: T[m].
 

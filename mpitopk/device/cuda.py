@@ -157,6 +157,9 @@ class CudaDevice(GpuMemoryDevice):
     ) -> int:
         return self._selector_for(plan).move_above(x, threshold, least, indices, values)
 
+    def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:
+        self._selector_for(plan).chunk_maxima(x, chunk, indices)
+
     def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
         self._selector_for(plan).sample(x, key, out)
 

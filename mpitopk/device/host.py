@@ -80,6 +80,9 @@ class HostDevice(HostMemoryDevice):
     ) -> int:
         return self.engine.move_above(x, plan.pieces, threshold, least, indices, values)
 
+    def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:
+        self.engine.chunk_maxima(x, plan.pieces, plan.counts, chunk, indices)
+
     def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
         self.engine.sample(x, plan.pieces, key, out)
 

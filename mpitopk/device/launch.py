@@ -39,7 +39,7 @@ NAMES = (
     *("common", "add", "add_dense", "split", "put_back"),
     *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums", "merge_codes"),
     *("bin_means", "tally_bins", "settle_bins", "pack_bins", "check_bins", "merge_bins", "divide_held"),
-    *("aim", "place", "sample_group"),
+    *("aim", "place", "sample_group", "chunk_maxima"),
 )  # fmt: skip
 THREADS = 256
 STRETCH = 4096

@@ -124,7 +124,7 @@ class ReferenceDevice(ReferenceBins):
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
     ) -> bool:
         finite = ReferenceDevice.accumulate(self, gradient, residual, out)
-        self.select(out, plan, indices, values)
+        ReferenceDevice.select(self, out, plan, indices, values)
         out[indices] = 0
         return finite
 
@@ -149,6 +149,15 @@ class ReferenceDevice(ReferenceBins):
             values[: where.size] = x[where]
             x[where] = 0
         return int(where.size)
+
+    def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:
+        at = 0
+        for group, count in enumerate(plan.counts.tolist()):
+            where = positions(plan, group)
+            key = keys(x[where])
+            rows = np.append(key, np.zeros(-key.size % chunk, key.dtype)).reshape(count, chunk)
+            indices[at : at + count] = where[rows.argmax(axis=1) + chunk * np.arange(count)]
+            at += count
 
     def sample(self, x: Array, plan: Plan, key: int, out: Array) -> None:
         where = positions(plan, 0)

@@ -111,6 +111,14 @@ class Selector:
         launch("emit", self._warps, tiles, found, states, status, *candidates, x, indices, values, n_tiles)
         return int(cupy.asnumpy(status)[0])
 
+    def chunk_maxima(self, x: Array, chunk: int, indices: Array) -> None:
+        """Write where the largest magnitude of each chunk is."""
+        total = indices.size
+        launch(
+            "chunk_maxima", -(-total // WARPS), x, self._tiles, self._groups, np.int32(self.groups),
+            np.uint32(total), np.int64(chunk), indices,
+        )  # fmt: skip
+
     def sample(self, x: Array, key: int, out: Array) -> None:
         """Copy an entry of each of as many equal parts as `out` is long."""
         m, n = np.uint64(out.size), np.uint64(self.size)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allgatherv, Allreduce
 from mpitopk.errors import ConfigError
-from mpitopk.schemes.base import About, Rank, Steps
+from mpitopk.schemes.base import About, Density, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Planned, Sparsifier
+from mpitopk.plan import make_chunk_plan
 from mpitopk.wire import Message, message_bytes
 
 if TYPE_CHECKING:
+    from mpitopk.plan import Plan
     from mpitopk.typing import Array
 
 
@@ -55,10 +57,14 @@ class ScaleCom(Sparsifier):
     Parameters
     ----------
     density, per_segment, dense_below
-        See `Sparsifier`.
+        See `Sparsifier`. Without a density, give `chunk`.
     beta : float
         In (0, 1]. 1 is plain error feedback; less lets what was not sent come back more slowly, which
         the authors use (0.1 to 0.3) for large batches.
+    chunk : int, optional
+        From 1 on, instead of a density: the leader chooses the largest entry of every `chunk` consecutive
+        ones, of all segments that are not sent whole, or of each with `per_segment`; of equal ones the first.
+        It takes one pass, and is the authors' way to select.
 
     Raises
     ------
@@ -72,12 +78,40 @@ class ScaleCom(Sparsifier):
 
     about = About("Chen et al. 2020", "k values; the leader k indices", "allgatherv, allreduce", "2 n")
 
+    density: Density | None = None  # type: ignore[assignment]
     beta: float = 1.0
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
+        if (self.density is None) == (self.chunk is None):
+            raise ConfigError(f"density is {self.density!r} and chunk is {self.chunk!r}: give one of them")
+        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
+            raise ConfigError(f"chunk is {self.chunk!r}: give a whole number from 1")
         super().__post_init__()
         if not isinstance(self.beta, int | float) or not 0 < self.beta <= 1:
             raise ConfigError(f"beta is {self.beta!r}: give a number above 0 and up to 1")
+
+    def density_at(self, step: int) -> float:
+        return 1 / self.chunk if self.chunk else super().density_at(step)
+
+    def plan(self, rank: Rank) -> Plan:
+        if self.chunk is None:
+            return super().plan(rank)
+        return make_chunk_plan(
+            rank.layout, self.chunk, per_segment=self.per_segment, dense_below=self.dense_below
+        )
+
+    def choose(self, rank: Rank, state: Led, gradient: Array) -> bool:
+        """Accumulate the gradient and move out what the leader sends; return whether all is finite."""
+        device, candidates, plan = rank.device, state.spare, state.plan
+        if self.chunk is None:
+            return device.accumulate_select(
+                gradient, state.residual, candidates, plan, state.indices, state.values
+            )
+        finite = device.accumulate(gradient, state.residual, candidates)
+        device.chunk_maxima(candidates, plan, self.chunk, state.indices)
+        device.take(candidates, state.indices, state.values, clear=True)
+        return finite
 
     def new_memory(self, rank: Rank) -> Led:
         return Led(rank)
@@ -90,9 +124,7 @@ class ScaleCom(Sparsifier):
         state.prepare(self, rank)
         plan, candidates, request = state.plan, state.spare, state.choice()
         if rank.id == state.leader:
-            finite = device.accumulate_select(
-                gradient, state.residual, candidates, plan, state.indices, state.values
-            )
+            finite = self.choose(rank, state, gradient)
             request.message.indices[:] = state.indices
         else:
             finite = device.accumulate(gradient, state.residual, candidates)

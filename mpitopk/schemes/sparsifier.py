@@ -79,7 +79,7 @@ class Sparsifier(Planned):
         """Check the options."""
         super().__post_init__()
         if not callable(self.density):
-            self._checked(self.density)
+            self.density_at(0)
         if not isinstance(self.dense_below, int) or self.dense_below < 0:
             raise ConfigError(f"dense_below is {self.dense_below!r}: give a whole number from 0")
 

@@ -40,6 +40,60 @@ __global__ void __launch_bounds__(1024) place(Found* found, State* states, const
   }
 }
 
+// The last of the tiles first <= t < last that begins at or before an entry of their group.
+__device__ inline int tile_of(const Tile* tiles, int first, int last, long long position) {
+  while (last - first > 1) {
+    const int middle = (first + last) / 2;
+    if (tiles[middle].before <= position) {
+      first = middle;
+    } else {
+      last = middle;
+    }
+  }
+  return first;
+}
+
+// One warp for each chunk; `total`: chunks of all groups. The first of equal magnitudes wins.
+__global__ void __launch_bounds__(THREADS) chunk_maxima(const float* x, const Tile* tiles, const Group* groups,
+                                                        int n_groups, unsigned total, long long chunk,
+                                                        unsigned* indices) {
+  const unsigned c = blockIdx.x * static_cast<unsigned>(WARPS) + warp();
+  if (c >= total) return;
+  int g = 0;  // the last group that begins at or before this chunk
+  for (int last = n_groups; last - g > 1;) {
+    const int middle = (g + last) / 2;
+    if (groups[middle].offset <= c) {
+      g = middle;
+    } else {
+      last = middle;
+    }
+  }
+  const Group group = groups[g];
+  const long long begin = (c - group.offset) * chunk;
+  const long long stop = min(group.size, begin + chunk);
+  int t = tile_of(tiles, group.first_tile, group.last_tile, begin);
+  unsigned most = 0;
+  unsigned best = ALL;
+  for (long long position = begin + lane(); position < stop; position += 32) {
+    while (position >= tiles[t].before + tiles[t].size) ++t;
+    const long long i = tiles[t].start + (position - tiles[t].before);
+    const unsigned key = key_of(x[i]);
+    if (best == ALL || key > most) {
+      most = key;
+      best = static_cast<unsigned>(i);
+    }
+  }
+  for (int by = 16; by > 0; by /= 2) {
+    const unsigned other = __shfl_xor_sync(ALL, most, by);
+    const unsigned where = __shfl_xor_sync(ALL, best, by);
+    if (other > most || (other == most && where < best)) {
+      most = other;
+      best = where;
+    }
+  }
+  if (lane() == 0) indices[c] = best;
+}
+
 __device__ inline unsigned long long splitmix64(unsigned long long z) {
   z += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -55,14 +109,6 @@ __global__ void __launch_bounds__(THREADS) sample_group(const float* x, const Ti
   if (i >= count) return;
   const unsigned long long inside = ((i * size % count) << 31) + (splitmix64(key + i) >> 33) * size;
   const auto position = static_cast<long long>(i * size / count + inside / (count << 31));
-  int low = 0;  // the last tile that begins no later
-  for (int high = n_tiles; high - low > 1;) {
-    const int middle = (low + high) / 2;
-    if (tiles[middle].before <= position) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  out[i] = x[tiles[low].start + (position - tiles[low].before)];
+  const Tile tile = tiles[tile_of(tiles, 0, n_tiles, position)];
+  out[i] = x[tile.start + (position - tile.before)];
 }

@@ -269,6 +269,29 @@ class Engine {
     });
   }
 
+  void chunk_maxima(const py::array& x, const py::array& pieces, const py::array& counts, size_t chunk,
+                    const py::array& indices) {
+    const Plan plan(pieces, counts);
+    const auto to = as<Index>("indices", indices);
+    require(chunk > 0, "chunk: at least one");
+    visit<const float, const double>("x", x, [&](auto v) {
+      sparse_of(pieces, v.size);  // or throw
+      std::vector<std::vector<Dense>> groups(plan.counts.size);
+      for (size_t i = 0; i < plan.pieces.size; ++i) {
+        const std::int64_t* row = plan.pieces.data + 3 * i;
+        require(row[2] < static_cast<std::int64_t>(groups.size()), "pieces: a group is -1 or a position in counts");
+        if (row[2] >= 0) groups[static_cast<size_t>(row[2])].push_back({row[0], row[1]});
+      }
+      size_t total = 0;
+      for (const auto& parts : groups) total += (total_of(parts) + chunk - 1) / chunk;
+      require(to.size == total, "indices must have room for one entry of each chunk");
+      const py::gil_scoped_release unlocked;
+      Index* out = to.data;
+      for (const auto& parts : groups) out = mpitopk::chunk_maxima(pool_, v.data, parts, total_of(parts), chunk, out);
+      return true;
+    });
+  }
+
   void sample(const py::array& x, const py::array& pieces, std::uint64_t key, const py::array& out) {
     visit<const float, const double>("x", x, [&](auto v) {
       using T = std::remove_const_t<std::remove_pointer_t<decltype(v.data)>>;
@@ -737,6 +760,7 @@ PYBIND11_MODULE(_native, m) {
       .def("accumulate_select", &Engine::accumulate_select)
       .def("select", &Engine::select)
       .def("move_above", &Engine::move_above)
+      .def("chunk_maxima", &Engine::chunk_maxima)
       .def("sample", &Engine::sample)
       .def("random_indices", &Engine::random_indices)
       .def("take", &Engine::take)

@@ -77,6 +77,45 @@ class Above {
   std::vector<size_t> totals_;  // of each thread, and then of those before it
 };
 
+// Write where the largest magnitude of each chunk of the `size` entries of the parts is, the first of equal
+// ones; return where the next goes.
+template <class T>
+Index* chunk_maxima(Pool& pool, const T* x, const std::vector<Dense>& parts, size_t size, size_t chunk, Index* out) {
+  const size_t count = (size + chunk - 1) / chunk;
+  const int use = std::min(pool.useful(size), static_cast<int>(std::min<size_t>(count, 1024)));
+  pool.run(use, [&](int t) {
+    const auto [first, last] = share(count, t, use, 1);
+    auto part = parts.begin();
+    size_t before = 0;  // entries of earlier parts
+    for (size_t c = first; c < last; ++c) {
+      const size_t stop = std::min(size, (c + 1) * chunk);
+      Bits<T> most = 0;
+      size_t best = 0;
+      bool any = false;
+      for (size_t position = c * chunk; position < stop;) {
+        const auto length = static_cast<size_t>(part->stop - part->start);
+        if (position >= before + length) {
+          before += length;
+          ++part;
+          continue;
+        }
+        const size_t here = static_cast<size_t>(part->start) + position - before;
+        const size_t run = std::min(stop, before + length) - position;
+        for (size_t i = here; i < here + run; ++i) {
+          const Bits<T> key = key_of(x[i]);
+          if (any && key <= most) continue;
+          any = true;
+          most = key;
+          best = i;
+        }
+        position += run;
+      }
+      out[c] = static_cast<Index>(best);
+    }
+  });
+  return out + count;
+}
+
 // Copy one entry out of each of `count` equal parts of the `size` entries of all parts of the buffer.
 template <class T>
 void sample(Pool& pool, const T* x, const std::vector<Dense>& parts, size_t size, std::uint64_t key, T* out,
