@@ -23,6 +23,8 @@ FEW_THREADS = [
     "test_device.py::test_merging_counts_entries_once_and_keeps_zeros[cuda]",
     "test_device.py::test_nonfinite_entries_are_found[cuda-50-nan-float16]",
     "test_device.py::test_take[cuda-float32-True]",
+    "test_device.py::test_two_messages_make_one[cuda-1-lengths0-0.3-float32]",
+    "test_device.py::test_values_are_put_back_among_winners_or_elsewhere[cuda-float32]",
 ]
 """ThreadSanitizer takes about a third of a millisecond for each CUDA thread."""
 
