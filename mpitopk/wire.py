@@ -118,8 +118,15 @@ class Message:
     @classmethod
     def blank(cls, buffer: Array, count: int, dense: int, dtype: str | None, layout: int = 0) -> Message:
         """Return a message of zeros in the given buffer, its header begun; `layout`: its digest."""
+        buffer.fill(0)
+        return cls.begun(buffer, count, layout, dense, dtype)
+
+    @classmethod
+    def begun(
+        cls, buffer: Array, count: int, layout: int, dense: int = 0, dtype: str | None = None
+    ) -> Message:
+        """Return what is in the given buffer as a message, its header begun."""
         message = cls.parse(buffer, count, dense, dtype)
-        message.buffer.fill(0)
         HEADER.pack_into(message.head, 0, MAGIC, Status.FINE, message.itemsize, 0, 0, count, layout, 0)
         return message
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from mpitopk.errors import ConfigError
+
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
     from mpitopk.layout import Layout
@@ -319,6 +321,22 @@ class Device(ABC):
         A message is words, as indices alone: those of the scales, of its own levels if `levels` is None, and
         of the codes.
         """
+
+    def to_elias(self, codes: Array, bits: int, size: int, bucket: int, out: Array) -> int:  # noqa: ARG002
+        """Write the codes of `quantize` in less, where most are 0; return how many words of `out` that took.
+
+        For each bucket the number of its bits and that of its levels above 0, two words; and then the bits
+        of each bucket, the first the highest of a word, filled up to whole words. They are, for each level
+        q above 0: omega(gap), the sign, omega(q), where the gap is the distance from the one before, and
+        omega Elias's recursive code. `out` has room for 15 words for every 32 entries, and 2 for each bucket.
+
+        Raises `ConfigError` on a device that does not have it.
+        """
+        raise ConfigError(f"coding is 'elias', which device={self.name!r} does not have: give 'fixed'")
+
+    def from_elias(self, words: Array, bits: int, size: int, bucket: int, codes: Array) -> bool:  # noqa: ARG002
+        """Undo `to_elias`; return whether the words are what that could have written."""
+        raise ConfigError(f"coding is 'elias', which device={self.name!r} does not have: give 'fixed'")
 
     @abstractmethod
     def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:

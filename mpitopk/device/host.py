@@ -193,6 +193,12 @@ class HostDevice(HostMemoryDevice):
         where = messages.buffer, messages.starts, messages.counts
         self.engine.merge_codes(*where, levels, bits, bucket, divisor, out)
 
+    def to_elias(self, codes: Array, bits: int, size: int, bucket: int, out: Array) -> int:
+        return self.engine.to_elias(codes, bits, size, bucket, out)
+
+    def from_elias(self, words: Array, bits: int, size: int, bucket: int, codes: Array) -> bool:
+        return self.engine.from_elias(words, bits, size, bucket, codes)
+
     def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
         return self.engine.count_ratios(gradient, bucket, largest)
 

@@ -12,6 +12,7 @@ from mpitopk.device.reference_bins import ReferenceBins
 from mpitopk.plan import NOWHERE
 from mpitopk.wire import corrupt, misplaced
 from mpitopk.device.hashing import permuted, sampled, uniform
+from mpitopk.device import elias
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
@@ -301,6 +302,12 @@ class ReferenceDevice(ReferenceBins):
                 )
                 out += np.where(code & 1, -sizes, sizes)
             out /= divisor
+
+    def to_elias(self, codes: Array, bits: int, size: int, bucket: int, out: Array) -> int:
+        return elias.encode(codes, bits, size, bucket, out)
+
+    def from_elias(self, words: Array, bits: int, size: int, bucket: int, codes: Array) -> bool:
+        return elias.decode(words, bits, size, bucket, codes)
 
     def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
         x = widen(gradient, "float64" if gradient.dtype == np.float64 else "float32")

@@ -12,6 +12,7 @@
 #include "baselines.hpp"
 #include "bins.hpp"
 #include "combine.hpp"
+#include "elias.hpp"
 #include "merge.hpp"
 #include "quantize.hpp"
 #include "random.hpp"
@@ -527,6 +528,52 @@ class Engine {
     });
   }
 
+  // Each bucket is written to room for its longest code, and then moved to its place.
+  size_t to_elias(const py::array& codes, int bits, size_t size, size_t bucket, const py::array& out) {
+    require(bits >= 2 && bits <= most_bits && bucket > 0 && bucket % group == 0, "bits: 2 to 8; bucket: of 32");
+    const auto from = as<const std::uint32_t>("codes", codes);
+    const auto to = as<std::uint32_t>("out", out);
+    require(from.size == words_of(size, bits), "codes must have bits words for every 32 entries");
+    const size_t buckets = (size + bucket - 1) / bucket;
+    require(to.size >= 2 * buckets + words_of(size, longest_code), "out is too short");
+    const py::gil_scoped_release unlocked;
+    std::vector<Extent> extents(buckets);
+    std::uint32_t* payload = to.data + 2 * buckets;
+    for_buckets(pool_, size, bucket, [&](size_t b, size_t i, size_t n) {
+      const size_t at = i / group;
+      extents[b] = mpitopk::to_elias(from.data + at * static_cast<size_t>(bits), n, bits, payload + at * longest_code);
+      return true;
+    });
+    size_t end = 0;
+    for (size_t b = 0; b < buckets; ++b) {
+      const std::uint32_t* first = payload + b * (bucket / group) * longest_code;
+      const size_t words = words_for(extents[b].bits);
+      std::copy(first, first + words, payload + end);
+      end += words;
+      to.data[2 * b] = extents[b].bits;
+      to.data[2 * b + 1] = extents[b].entries;
+    }
+    return 2 * buckets + end;
+  }
+
+  bool from_elias(const py::array& words, int bits, size_t size, size_t bucket, const py::array& codes) {
+    require(bits >= 2 && bits <= most_bits && bucket > 0 && bucket % group == 0, "bits: 2 to 8; bucket: of 32");
+    const auto from = as<const std::uint32_t>("words", words);
+    const auto to = as<std::uint32_t>("codes", codes);
+    require(to.size == words_of(size, bits), "codes must have bits words for every 32 entries");
+    const py::gil_scoped_release unlocked;
+    const size_t buckets = (size + bucket - 1) / bucket;
+    if (from.size < 2 * buckets) return false;
+    std::vector<size_t> starts(buckets + 1, 2 * buckets);
+    for (size_t b = 0; b < buckets; ++b) starts[b + 1] = starts[b] + words_for(from.data[2 * b]);
+    if (starts[buckets] != from.size) return false;
+    return for_buckets(pool_, size, bucket, [&](size_t b, size_t i, size_t n) {
+      const Extent extent{from.data[2 * b], from.data[2 * b + 1]};
+      std::uint32_t* here = to.data + i / group * static_cast<size_t>(bits);
+      return mpitopk::from_elias(from.data + starts[b], extent, n, bits, here);
+    });
+  }
+
   py::array count_ratios(const py::array& gradient, size_t bucket, bool largest) {
     require(bucket > 0 && bucket % group == 0, "bucket: a multiple of 32");
     std::array<std::atomic<std::int64_t>, ratio_bins> all{};
@@ -589,6 +636,8 @@ class Engine {
     }
     throw py::value_error("isa: " + name + " is unknown or cannot run here");
   }
+
+  static constexpr int longest_code = 15;  // bits of an entry: gap 1, sign, level 64 to 127
 
   static size_t words_of(size_t size, int bits) { return (size + group - 1) / group * static_cast<size_t>(bits); }
 
@@ -774,6 +823,8 @@ PYBIND11_MODULE(_native, m) {
       .def("put_back", &Engine::put_back)
       .def("quantize", &Engine::quantize)
       .def("merge_codes", &Engine::merge_codes)
+      .def("to_elias", &Engine::to_elias)
+      .def("from_elias", &Engine::from_elias)
       .def("count_ratios", &Engine::count_ratios)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
