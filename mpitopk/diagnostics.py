@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpitopk.device.reference import positions, topk, widen
+from mpitopk.device.arrays import widen
+from mpitopk.device.reference import positions, topk
 from mpitopk.errors import ConfigError
 from mpitopk.plan import Plan, entries
 from mpitopk.schemes.sparsifier import Sparsifier

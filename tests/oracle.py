@@ -472,3 +472,68 @@ class Exponential(Quantizer):
     def levels(self) -> list[float]:
         top = 2 ** (self.bits - 1) - 1
         return [0, *(0.5**j for j in range(top - 1, -1, -1))]
+
+
+class Grassmann:
+    """Blocks of the whole buffer, rounded to multiples of vectors that are drawn from a seed.
+
+    Which vector is the nearest, and which whole number, may hang on the last bit: so far the definition is
+    in float32, with the order of sums.
+    """
+
+    values = np.dtype("float32")
+
+    def __init__(
+        self,
+        ranks: int,
+        segments: list[tuple[int, int]],
+        *,
+        block: int = 8,
+        bits: int = 8,
+        hinge_bits: int = 8,
+        seed: int = 0,
+    ) -> None:
+        self.block, self.most = block, np.float32(2 ** (hinge_bits - 1) - 1)
+        self.vectors = self.drawn(block, 2**bits, seed)
+        self.residuals = np.zeros((ranks, segments[-1][1]), np.float32)
+
+    @staticmethod
+    def drawn(block: int, count: int, seed: int) -> Array:
+        """Each coordinate is a sum of seven numbers of 16 bits, from two words of a counter, hashed."""
+        key = mixed(seed)
+        vectors = []
+        for i in range(count):
+            coordinates = []
+            for j in range(block):
+                word = [mixed((key + 2 * (i * block + j) + half) % 2**64) for half in (0, 1)]
+                parts = [word[h] >> 16 * at & 0xFFFF for h in (0, 1) for at in range(4)][:7]
+                coordinates.append(2 * sum(parts) - 7 * 65535)
+            length = math.sqrt(sum(c * c for c in coordinates))
+            vectors.append([np.float32(c / length) for c in coordinates])
+        return np.array(vectors, np.float32)
+
+    def decoded(self, a: Array) -> Array:
+        blocks = -(-a.size // self.block)
+        rows = np.zeros((blocks, self.block), np.float32)
+        rows.reshape(-1)[: a.size] = a
+        nearest, products = np.zeros(blocks, int), np.zeros(blocks, np.float32)
+        for i, row in enumerate(rows):
+            sums = np.zeros(len(self.vectors), np.float32)
+            for j, x in enumerate(row):
+                sums = sums + x * self.vectors[:, j]
+            nearest[i] = np.argmax(np.abs(sums))
+            products[i] = sums[nearest[i]]
+        assert blocks <= 1024, "one scale"
+        scale = np.abs(products).max(initial=0)
+        steps = np.rint(products / scale * self.most) if scale > 0 else np.zeros_like(products)
+        rows = (steps * (scale / self.most))[:, None] * self.vectors[nearest]
+        return rows.reshape(-1)[: a.size]
+
+    def step(self, gradients: Array) -> Array:
+        total = np.zeros(self.residuals.shape[1])
+        for rank, gradient in enumerate(gradients):
+            a = self.residuals[rank] + gradient
+            decoded = self.decoded(a)
+            self.residuals[rank] = a - decoded
+            total += decoded
+        return total / len(gradients)

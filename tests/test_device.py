@@ -17,7 +17,6 @@ from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.hashing import permuted
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ExchangeError
-from mpitopk.device.hashing import permuted
 from mpitopk.layout import Layout
 from mpitopk.plan import NOWHERE, Plan, make_plan
 from mpitopk.typing import Array

@@ -17,6 +17,7 @@ from mpitopk import (
     DGC,
     AdaComp,
     Dense,
+    Grassmann,
     GTopK,
     Layout,
     RandomK,
@@ -132,7 +133,8 @@ def test_one_rank_without_memory_fails_all(comm: Any, monkeypatch: pytest.Monkey
     "scheme",
     [
         *(Dense(), TopK(0.1), TopK(lambda _: 0.1), RandomK(0.1), RandomK(lambda _: 0.1)),
-        *(DGC(0.1), ScaleCom(0.1), ScaleCom(lambda _: 0.1), AdaComp(9), GTopK(0.1), GTopK(lambda _: 0.1)),
+        *(DGC(0.1), ScaleCom(0.1), ScaleCom(lambda _: 0.1), AdaComp(9), Grassmann()),
+        *(GTopK(0.1), GTopK(lambda _: 0.1)),
     ],
     ids=lambda scheme: scheme.describe(),
 )
@@ -149,7 +151,8 @@ def test_work_that_keeps_failing_on_one_rank_fails_all(
 
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
-            for operation in ("accumulate", "accumulate_select", "empty", "zeros"):
+            working = "accumulate", "accumulate_select", "select_bins", "encode_lines", "empty", "zeros"
+            for operation in working:
                 patch.setattr(runtime._participant.rank.device, operation, short)
         match = f"rank {comm.size - 1}: MemoryError: there is none"
         for _ in range(2):

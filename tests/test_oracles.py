@@ -11,13 +11,14 @@ from worlds import LAYOUT, SEGMENTS, Mpi, Simulated, whole
 
 from mpitopk import (
     ALQ,
-    AdaComp,
     DGC,
-    Filter,
-    GTopK,
-    GaussianK,
     LAGS,
     QSGD,
+    AdaComp,
+    Filter,
+    GaussianK,
+    Grassmann,
+    GTopK,
     ScaleCom,
     Simulation,
     warmup,
@@ -110,6 +111,10 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "scalecom, chunks of large ones": (ScaleCom, oracle.ScaleCom, {"chunk": 13, "dense_below": 20}),
     "scalecom, one chunk": (ScaleCom, oracle.ScaleCom, {"chunk": 1000}),
     "scalecom, chunks of one": (ScaleCom, oracle.ScaleCom, {"chunk": 1, "beta": 0.5}),
+    "grassmann": (Grassmann, oracle.Grassmann, {}),
+    "grassmann, fine": (Grassmann, oracle.Grassmann, {"block": 4, "hinge_bits": 16, "seed": 5}),
+    "grassmann, coarse": (Grassmann, oracle.Grassmann, {"block": 64, "bits": 3}),
+    "grassmann, scalar": (Grassmann, oracle.Grassmann, {"block": 1, "bits": 0}),
 }
 ONE_EACH = {scheme.__name__: scheme(**options) for scheme, _, options in reversed(CASES.values())}
 each_case = pytest.mark.parametrize(("scheme", "definition", "options"), CASES.values(), ids=CASES)

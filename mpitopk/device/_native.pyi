@@ -160,6 +160,27 @@ class Engine:
     def to_elias(self, codes: Array, bits: int, size: int, bucket: int, out: Array) -> int: ...
     def from_elias(self, words: Array, bits: int, size: int, bucket: int, codes: Array) -> bool: ...
     def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array: ...
+    def encode_lines(
+        self,
+        gradient: Array,
+        residual: Array,
+        out: Array,
+        vectors: Array,
+        columns: Array,
+        hinge_bits: int,
+        words: Array,
+    ) -> bool: ...
+    def merge_lines(
+        self,
+        buffer: Bytes,
+        starts: list[int],
+        counts: list[int],
+        vectors: Array,
+        columns: Array,
+        hinge_bits: int,
+        divisor: int,
+        out: Array,
+    ) -> None: ...
     def divide(self, x: Array, divisor: int) -> bool: ...
 
 # What the benchmarks compare with.

@@ -21,6 +21,7 @@ from mpitopk.errors import ConfigError
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
     from mpitopk.layout import Layout
+    from mpitopk.lines import Lines
     from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
     from mpitopk.wire import Heads, Message, Messages
@@ -345,6 +346,24 @@ class Device(ABC):
         Bin i, from 1 to 191, begins with (1 + i % 8 / 8) * 2**(i // 8 - 24); bin 0 holds what is less, bin
         192 what is exactly 1, and bin 193 what is not finite. Buckets with a scale of 0 are left out.
         """
+
+    @abstractmethod
+    def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
+        """Write residual + gradient to `out`: T[n], its blocks as code to `words`: uint32[lines.words].
+
+        The line of a block is the first with the largest |product| of block and vector, which is summed
+        in T from 0 in the order of entries. The coefficient is that product, in steps of scale /
+        `lines.most`: to nearest, ties to even, of (product / scale) `lines.most`, where the scale is the
+        largest |product| of the group. What the code stands for, coefficient x step x vector, is
+        subtracted from `out`.
+
+        Returns whether every entry of residual + gradient, and every scale, is finite. If not, `out`
+        and `words` are unspecified.
+        """
+
+    @abstractmethod
+    def merge_lines(self, messages: Messages, lines: Lines, divisor: int, out: Array) -> None:
+        """Write the sum of the codes of all ranks, added in rank order from 0, over `divisor` to `out`."""
 
     @abstractmethod
     def divide(self, x: Array, divisor: int) -> bool:

@@ -27,6 +27,7 @@ from mpitopk.device.launch import (
     processors,
     value,
 )
+from mpitopk.device.line_kernels import LineKernels
 from mpitopk.device.pairs import Pairs
 from mpitopk.device.selector import Selector
 from mpitopk.errors import DeviceError
@@ -34,6 +35,7 @@ from mpitopk.wire import HEADER, misplaced
 
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
+    from mpitopk.lines import Lines
     from mpitopk.plan import Plan
     from mpitopk.wire import Heads, Message, Messages
 
@@ -81,6 +83,7 @@ class CudaDevice(GpuMemoryDevice):
         super().__init__()
         self._selectors: dict[Plan, Selector] = {}
         self._bins: BinKernels | None = None
+        self._lines: LineKernels | None = None
         self._fallbacks = 0
         self._pairs: Pairs | None = None
         self._pieces: tuple[Array, Array] | None = None
@@ -211,7 +214,7 @@ class CudaDevice(GpuMemoryDevice):
         held = self._intact(messages, size)
         return indices[:held], values[:held]
 
-    def _kernels_for(self, bins: Bins) -> BinKernels:
+    def _bin_kernels_for(self, bins: Bins) -> BinKernels:
         if self._bins is None or self._bins.bins is not bins:
             self._bins = BinKernels(bins)
         return self._bins
@@ -227,19 +230,32 @@ class CudaDevice(GpuMemoryDevice):
         counts: Array,
         scales: Array,
     ) -> int | None:
-        return self._kernels_for(bins).select(gradient, residual, out, factor, marks, counts, scales)
+        return self._bin_kernels_for(bins).select(gradient, residual, out, factor, marks, counts, scales)
 
     def pack_bins(
         self, x: Array, bins: Bins, marks: Array, counts: Array, scales: Array, words: Array
     ) -> None:
-        self._kernels_for(bins).pack(x, marks, counts, scales, words)
+        self._bin_kernels_for(bins).pack(x, marks, counts, scales, words)
 
     def merge_bins(self, messages: Messages, bins: Bins, divisor: int, out: Array) -> int:
         codes = [start + HEADER.size for start in messages.starts]
         counts = [start + bins.offsets[0] for start in codes]
         starts = [self._on_gpu("codes", codes), self._on_gpu("bin counts", counts)]
         words = self._on_gpu("counts", messages.counts)
-        return self._kernels_for(bins).merge(messages, starts, words, divisor, out)
+        return self._bin_kernels_for(bins).merge(messages, starts, words, divisor, out)
+
+    def _line_kernels_for(self, lines: Lines) -> LineKernels:
+        if self._lines is None or self._lines.lines is not lines:
+            self._lines = LineKernels(lines)
+        return self._lines
+
+    def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
+        return self._line_kernels_for(lines).encode(gradient, residual, out, words)
+
+    def merge_lines(self, messages: Messages, lines: Lines, divisor: int, out: Array) -> None:
+        starts = self._on_gpu("codes", [start + HEADER.size for start in messages.starts])
+        kernels = self._line_kernels_for(lines)
+        kernels.merge(messages.buffer, starts, len(messages.starts), divisor, out)
 
     def reserve(self, plan: Plan) -> None:
         if self._pairs is None or self._pairs.plan is not plan:

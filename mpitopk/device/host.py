@@ -12,6 +12,7 @@ from mpitopk.wire import misplaced
 
 if TYPE_CHECKING:
     from mpitopk.bins import Bins
+    from mpitopk.lines import Lines
     from mpitopk.plan import Plan
     from mpitopk.typing import Array
     from mpitopk.wire import Message, Messages
@@ -201,6 +202,15 @@ class HostDevice(HostMemoryDevice):
 
     def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
         return self.engine.count_ratios(gradient, bucket, largest)
+
+    def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
+        book = lines.vectors, lines.columns, lines.hinge_bits
+        return self.engine.encode_lines(gradient, residual, out, *book, words)
+
+    def merge_lines(self, messages: Messages, lines: Lines, divisor: int, out: Array) -> None:
+        every = messages.buffer, messages.starts, messages.counts
+        book = lines.vectors, lines.columns, lines.hinge_bits
+        self.engine.merge_lines(*every, *book, divisor, out)
 
     def divide(self, x: Array, divisor: int) -> bool:
         return self.engine.divide(x, divisor)

@@ -25,6 +25,7 @@ FILES = (
     "merge.cu",
     "elementwise.cu",
     "bins.cu",
+    "lines.cu",
     "combine.cu",
     "quantize.cu",
 )
@@ -32,7 +33,7 @@ GRADIENTS = {"float32": "float", "float16": "Half", "uint16": "Bfloat16"}
 VALUES = {4: "float", 2: "Half"}
 NAMES = (
     *(f"{k}<{g}>" for k in ("window", "scan", "accumulate", "squares", "all_finite", "zero_nonfinite", "take",
-                             "select_bins", "quantize", "count_ratios")
+                             "select_bins", "quantize", "count_ratios", "nearest_lines")
       for g in GRADIENTS.values()),
     *(f"{k}<{v}>" for k in ("pack", "merge", "merge_count", "merge_write") for v in VALUES.values()),
     *("refine", "emit", "restore", "digit", "pick", "tally", "settle", "gather"),
@@ -40,6 +41,7 @@ NAMES = (
     *("draw", "settle_drawn", "gather_drawn", "check", "divide", "heads", "sums", "merge_codes"),
     *("bin_means", "tally_bins", "settle_bins", "pack_bins", "check_bins", "merge_bins", "divide_held"),
     *("aim", "place", "sample_group", "chunk_maxima"),
+    *("pack_lines", "merge_lines"),
 )  # fmt: skip
 THREADS = 256
 STRETCH = 4096

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitopk.device.arrays import HostMemoryDevice, sound, widen
+from mpitopk.device import elias
+from mpitopk.device.arrays import sound, widen
+from mpitopk.device.hashing import permuted, sampled, uniform
 from mpitopk.device.reference_bins import ReferenceBins
+from mpitopk.device.reference_lines import ReferenceLines
 from mpitopk.plan import NOWHERE
 from mpitopk.wire import corrupt, misplaced
-from mpitopk.device.hashing import permuted, sampled, uniform
-from mpitopk.device import elias
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
@@ -82,7 +83,7 @@ def _rounded(number: float, dtype: Any) -> Array:
         return np.array([number]).astype(dtype)
 
 
-class ReferenceDevice(ReferenceBins):
+class ReferenceDevice(ReferenceBins, ReferenceLines):
     """The host, in NumPy.
 
     Operations call one another by the class: those of an instance may be wrapped in a timer.

@@ -12,11 +12,12 @@ from mpitopk.schemes.alq import ALQ
 from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State, Steps, check_options
 from mpitopk.schemes.dense import Dense
 from mpitopk.schemes.dgc import DGC
+from mpitopk.schemes.filter import Filter
+from mpitopk.schemes.gaussiank import GaussianK
+from mpitopk.schemes.grassmann import Grassmann
 from mpitopk.schemes.gtopk import GTopK
 from mpitopk.schemes.lags import LAGS
 from mpitopk.schemes.qsgd import QSGD
-from mpitopk.schemes.filter import Filter
-from mpitopk.schemes.gaussiank import GaussianK
 from mpitopk.schemes.randomk import RandomK
 from mpitopk.schemes.scalecom import ScaleCom
 from mpitopk.schemes.topk import TopK
@@ -34,6 +35,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "adacomp": AdaComp,
     "qsgd": QSGD,
     "alq": ALQ,
+    "grassmann": Grassmann,
 }
 
 
@@ -82,9 +84,10 @@ __all__ = [
     "AdaComp",
     "Dense",
     "Density",
-    "GTopK",
     "Filter",
+    "GTopK",
     "GaussianK",
+    "Grassmann",
     "RandomK",
     "Rank",
     "ScaleCom",

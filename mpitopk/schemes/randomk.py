@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allreduce
 from mpitopk.device.hashing import splitmix64
-from mpitopk.errors import ConfigError
-from mpitopk.device.reference import splitmix64
 from mpitopk.schemes.base import About, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Sparsifier, check_seed
 

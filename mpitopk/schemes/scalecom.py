@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allgatherv, Allreduce
 from mpitopk.errors import ConfigError
+from mpitopk.plan import make_chunk_plan
 from mpitopk.schemes.base import About, Density, Rank, Steps
 from mpitopk.schemes.sparsifier import Memory, Planned, Sparsifier
-from mpitopk.plan import make_chunk_plan
 from mpitopk.wire import Message, message_bytes
 
 if TYPE_CHECKING:

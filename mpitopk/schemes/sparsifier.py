@@ -154,7 +154,7 @@ class Memory(State):
         self.hold(most, scheme, rank)
         self._setting = setting
 
-    def hold(self, count: int, scheme: Sparsifier, rank: Rank) -> None:
+    def hold(self, count: int, scheme: Planned, rank: Rank) -> None:
         """Let `indices`, `values` and the message be those of `count` entries, at the front of `room`."""
         self.indices, self.values = (x[:count] for x in self.room)
         self.message = self.blank("send", scheme, rank)

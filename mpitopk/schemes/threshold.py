@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpitopk.device.reference import splitmix64
+from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError
 from mpitopk.plan import Plan
 from mpitopk.schemes.base import Rank

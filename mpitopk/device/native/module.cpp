@@ -13,6 +13,7 @@
 #include "bins.hpp"
 #include "combine.hpp"
 #include "elias.hpp"
+#include "lines.hpp"
 #include "merge.hpp"
 #include "quantize.hpp"
 #include "random.hpp"
@@ -127,6 +128,23 @@ Bins bins_of(const py::array& rows, size_t size, size_t entries) {
   require(size > 0 && size <= size_t{1} << 15 && bins.sound() && bins.entries() == entries,
           "bins must cover the buffer");
   return bins;
+}
+
+Lines lines_of(const py::array& vectors, const py::array& columns, int hinge_bits, size_t entries) {
+  const auto flat = [](const py::array& x) {
+    return x.ndim() == 2 && is<float>(x) && (x.flags() & py::array::c_style) != 0;
+  };
+  require(flat(vectors) && flat(columns), "vectors and columns must be contiguous rows of float32");
+  const auto number = static_cast<size_t>(vectors.shape(0));
+  const auto block = static_cast<size_t>(vectors.shape(1));
+  const auto stride = static_cast<size_t>(columns.shape(1));
+  require(block > 0 && block <= Lines::longest && static_cast<size_t>(columns.shape(0)) == block &&
+              std::has_single_bit(number) && number <= size_t{1} << 16 && stride >= number &&
+              stride % Lines::width == 0,
+          "columns must be the vectors, a power of two, and zeros");
+  require(hinge_bits == 8 || hinge_bits == 16, "hinge_bits: 8 or 16");
+  return {static_cast<const float*>(vectors.data()), static_cast<const float*>(columns.data()), entries, block,
+          stride, std::countr_zero(number), hinge_bits};
 }
 
 // Call f with the types in which counts and entries of such bins travel.
@@ -597,6 +615,44 @@ class Engine {
     return counts;
   }
 
+  bool encode_lines(const py::array& gradient, const py::array& residual, const py::array& out,
+                    const py::array& vectors, const py::array& columns, int hinge_bits, const py::array& words) {
+    const auto to = as<std::uint32_t>("words", words);
+    return with_gradient(gradient, out, [&](auto g, auto o) {
+      using T = std::remove_pointer_t<decltype(o.data)>;
+      const auto r = as<const T>("residual", residual);
+      require(r.size == o.size && r.data != o.data, "residual and out must be two buffers of one length");
+      const Lines lines = lines_of(vectors, columns, hinge_bits, o.size);
+      require(to.size == lines.words<T>(), "words must have room for the code, and no more");
+      const py::gil_scoped_release unlocked;
+      if (hinge_bits == 8) {
+        return mpitopk::encode_lines<T, std::int8_t>(pool_, isa_, lines, g.data, r.data, o.data, to.data);
+      }
+      return mpitopk::encode_lines<T, std::int16_t>(pool_, isa_, lines, g.data, r.data, o.data, to.data);
+    });
+  }
+
+  void merge_lines(const py::array& buffer, const Numbers& starts, const Numbers& counts, const py::array& vectors,
+                   const py::array& columns, int hinge_bits, double divisor, const py::array& out) {
+    std::vector<const std::uint32_t*> messages;
+    const auto codes = words_of(buffer, starts, counts);
+    visit<float, double>("out", out, [&](auto to) {
+      using T = std::remove_pointer_t<decltype(to.data)>;
+      const Lines lines = lines_of(vectors, columns, hinge_bits, to.size);
+      for (const Words& words : codes) {
+        require(words.count == lines.words<T>(), "each message must have the words of the code");
+        messages.push_back(words.at);
+      }
+      const py::gil_scoped_release unlocked;
+      if (hinge_bits == 8) {
+        mpitopk::merge_lines<T, std::int8_t>(pool_, isa_, lines, messages, static_cast<T>(divisor), to.data);
+      } else {
+        mpitopk::merge_lines<T, std::int16_t>(pool_, isa_, lines, messages, static_cast<T>(divisor), to.data);
+      }
+      return true;
+    });
+  }
+
   bool divide(const py::array& x, double divisor) {
     return visit<float, double>("x", x, [&](auto v) {
       using T = std::remove_pointer_t<decltype(v.data)>;
@@ -826,6 +882,8 @@ PYBIND11_MODULE(_native, m) {
       .def("to_elias", &Engine::to_elias)
       .def("from_elias", &Engine::from_elias)
       .def("count_ratios", &Engine::count_ratios)
+      .def("encode_lines", &Engine::encode_lines)
+      .def("merge_lines", &Engine::merge_lines)
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);

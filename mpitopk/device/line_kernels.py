@@ -1,0 +1,59 @@
+"""Blocks and lines on a GPU: the kernels of lines.cu in their order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+
+from mpitopk.device.launch import GRADIENTS, THREADS, Array, allocate, clear, launch, value
+
+if TYPE_CHECKING:
+    from mpitopk.lines import Lines
+
+TOGETHER = 8
+"""Blocks that a warp looks at, as in lines.cu."""
+
+
+class LineKernels:
+    """The codebook, and room for what is found of each block."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        self._vectors, self._columns = (cupy.asarray(x.reshape(-1)) for x in (lines.vectors, lines.columns))
+        self._numbers = allocate(max(1, lines.blocks), "uint16")
+        self._products = allocate(max(1, lines.blocks), "float32")
+        self._flag = allocate(1, "uint32")
+
+    def encode(self, gradient: Array, residual: Array, out: Array, words: Array) -> bool:
+        """Return whether all is finite."""
+        lines, found = self.lines, (self._numbers, self._products)
+        size, flag = (np.int64(lines.entries), np.int32(lines.block)), self._flag
+        scales, planes, hinges = lines.parts(words)
+        clear(words)
+        clear(flag)
+        per_block = TOGETHER * THREADS // 32
+        kernel, blocks = f"nearest_lines<{GRADIENTS[str(gradient.dtype)]}>", -(-lines.blocks // per_block)
+        stride = np.int32(lines.columns.shape[1])
+        launch(
+            kernel, blocks, gradient, residual, out, *size, self._columns, stride, *found,
+            scales.view("uint32"), flag,
+        )  # fmt: skip
+        if value(flag):
+            return False
+        launch(
+            "pack_lines", -(-lines.blocks // THREADS), out, *size, self._vectors, np.int32(lines.bits),
+            *found, scales, planes, hinges.view("uint8"), np.int32(lines.hinge_bits // 8),
+        )  # fmt: skip
+        return True
+
+    def merge(self, buffer: Array, starts: Array, ranks: int, divisor: int, out: Array) -> None:
+        """Write the mean; `starts`: the bytes where codes begin."""
+        lines = self.lines
+        planes, hinges = map(np.int64, lines.offsets)
+        launch(
+            "merge_lines", -(-lines.entries // THREADS), buffer, starts, np.int32(ranks), planes, hinges,
+            np.int64(lines.entries), np.int32(lines.block), self._vectors, np.int32(lines.bits),
+            np.int32(lines.hinge_bits // 8), np.float32(divisor), out,
+        )  # fmt: skip
