@@ -90,7 +90,7 @@ class Butterfly:
     merge : callable
         Takes a message that this rank holds, one that has arrived, and whether this rank, alone of
         those that merge the same two, is to keep what the merged one lacks. Returns the merged
-        message; None if one of its values is not finite. It must not depend on which of both is held.
+        message; None if one of its values is too large. It must not depend on which of both is held.
     fixed, finite : bool
         As for `Allgatherv`.
     """

@@ -137,7 +137,7 @@ def test_degenerate_gradients(kind: str, ranks: int, device: str) -> None:
         "zeros": np.zeros((ranks, n)),
         "constant": np.full((ranks, n), 2.0),
         "ties": np.tile([3.0, -3.0, 0, 1], (ranks, n // 4)),
-        "huge": np.tile([1e38, 1.0], (ranks, n // 2)) * np.arange(1, n + 1) / n / ranks,
+        "huge": np.tile([1e28, 1.0], (ranks, n // 2)) * np.arange(1, n + 1) / n / ranks,
     }[kind].astype(np.float32)
     world = Simulated(ranks, Layout({"w": n}), GTopK(0.1), device=device)
     expected = oracle.GTopK(ranks, [(0, n)], density=0.1)
@@ -156,11 +156,11 @@ def test_one_entry_and_none(device: str) -> None:
 
 @pytest.mark.parametrize("where", [5, 125], ids=["in a group", "dense"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
-def test_a_sum_that_overflows_stops_all(ranks: int, where: int, device: str) -> None:
+def test_a_sum_that_is_too_large_stops_all(ranks: int, where: int, device: str) -> None:
     world = Simulated(ranks, LAYOUT, GTopK(0.05, dense_below=20), device=device)
     g = whole(ranks, 0)
-    g[0, where] = g[-1, where] = 3e38
-    bodies.fails_without_trace(world, g, NonFiniteError, "every gradient is finite, but a sum overflowed")
+    g[0, where] = g[-1, where] = 7e28
+    bodies.fails_without_trace(world, g, NonFiniteError, "every gradient is finite, but .* too large")
 
 
 def test_switches_take_no_text() -> None:

@@ -133,7 +133,7 @@ class Engine:
         dropped_indices: Array,
         dropped_values: Array,
     ) -> int:
-        """Return 1, 0 if a sum is not finite, or -1 if their indices cannot be right."""
+        """Return 1, 0 if a sum is too large, or -1 if their indices cannot be right."""
 
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, among: bool) -> None: ...
     def quantize(

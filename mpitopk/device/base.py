@@ -271,7 +271,7 @@ class Device(ABC):
         `indices`: uint32[plan.total] and `values`: T[plan.total] receive what has not won, group by
         group, ascending; `plan.NOWHERE` and zero fill the places of a group that are left.
 
-        Returns whether every sum is finite. If not, all that was written is unspecified. Raises
+        Returns whether every sum is sound. If not, all that was written is unspecified. Raises
         `ExchangeError` if the indices of `theirs` are not ascending, or not as many in each group as the
         plan says.
         """
@@ -310,7 +310,7 @@ class Device(ABC):
         `codes`: uint32[bits * ceil(n / 32)] receives bit b of (2 q + sign), of entry 32 g + i, as bit i of
         word bits * g + b. `bucket` is a multiple of 32, so that no group of 32 is of two buckets.
 
-        Returns whether every entry is finite. If not, `codes` and `scales` are unspecified.
+        Returns whether every entry is sound. If not, `codes` and `scales` are unspecified.
         """
 
     @abstractmethod
@@ -357,7 +357,7 @@ class Device(ABC):
         largest |product| of the group. What the code stands for, coefficient x step x vector, is
         subtracted from `out`.
 
-        Returns whether every entry of residual + gradient, and every scale, is finite. If not, `out`
+        Returns whether every entry of residual + gradient is sound. If not, `out`
         and `words` are unspecified.
         """
 

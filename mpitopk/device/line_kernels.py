@@ -27,7 +27,7 @@ class LineKernels:
         self._flag = allocate(1, "uint32")
 
     def encode(self, gradient: Array, residual: Array, out: Array, words: Array) -> bool:
-        """Return whether all is finite."""
+        """Return whether every sum is sound."""
         lines, found = self.lines, (self._numbers, self._products)
         size, flag = (np.int64(lines.entries), np.int32(lines.block)), self._flag
         scales, planes, hinges = lines.parts(words)

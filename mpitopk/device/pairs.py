@@ -34,7 +34,7 @@ class Pairs:
     def run(
         self, mine: Message, theirs: Message, out: Message, dropped: tuple[Array, Array], *report: Array
     ) -> bool:
-        """Return whether every sum is finite; `report`: where `common` tells what it finds."""
+        """Return whether every sum is sound; `report`: where `common` tells what it finds."""
         size = self.plan.total
         k, blocks = np.uint32(size), min(-(-2 * size // THREADS), 16 * processors())
         groups, before = (self._groups, np.int32(self.plan.counts.size)), (self._inside, self._stretches)

@@ -253,7 +253,7 @@ class ReferenceDevice(ReferenceBins, ReferenceLines):
             end = here + int((~won).sum())
             indices[here:end], values[here:end] = both[low:high][~won], sums[low:high][~won]
         out.values[k:] = dense
-        return bool(np.isfinite(sums).all() and np.isfinite(dense).all())
+        return sound(sums) and sound(dense)
 
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
         chosen = np.isin(indices, winners) == among
@@ -270,7 +270,7 @@ class ReferenceDevice(ReferenceBins, ReferenceLines):
         scales: Array,
     ) -> bool:
         x = widen(gradient, str(scales.dtype))
-        if not np.isfinite(x).all():
+        if not sound(x):
             return False
         with np.errstate(over="ignore", under="ignore"):
             scales[:], ratios = _ratios(np.abs(x), bucket, largest)

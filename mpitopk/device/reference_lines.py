@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpitopk.device.arrays import HostMemoryDevice, widen
+from mpitopk.device.arrays import HostMemoryDevice, sound, widen
 from mpitopk.wire import Message
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ReferenceLines(HostMemoryDevice):
         scales, planes, hinges = lines.parts(words)
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(residual, widen(gradient, str(out.dtype)), out=out)
-            if not np.isfinite(out).all():
+            if not sound(out):
                 return False
             numbers = np.zeros(32 * lines.chunks, np.int64)
             rows = blocks_of(out, lines)
@@ -60,8 +60,6 @@ class ReferenceLines(HostMemoryDevice):
                 here = slice(group * lines.group, min((group + 1) * lines.group, lines.blocks))
                 numbers[here], products = nearest(rows[here], lines.vectors)
                 scales[group] = scale = np.abs(products).max()
-                if not np.isfinite(scale):
-                    return False
                 if scale > 0:
                     hinges[here] = np.rint(products / scale * out.dtype.type(lines.most))
             bits = numbers.reshape(-1, 1, 32) >> np.arange(lines.bits)[:, None] & 1

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(THREADS) add(const unsigned* mine, const float
   }
 }
 
-// `out` may be `mine`. `wrong` gets a 2 if a sum is not finite.
+// `out` may be `mine`. `wrong` gets a 2 if a sum is too large.
 __global__ void __launch_bounds__(THREADS) add_dense(const float* mine, const float* theirs, float* out, long long n,
                                                      unsigned* wrong) {
   unsigned most = 0;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS) add_dense(const float* mine, const fl
     out[i] = __fadd_rn(mine[i], theirs[i]);
     most = max(most, key_of(out[i]));
   }
-  if (most >= INFINITE) atomicOr(wrong, 2u);
+  if (most >= TOO_LARGE) atomicOr(wrong, 2u);
 }
 
 // `winners`: the k slots that were selected.

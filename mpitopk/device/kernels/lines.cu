@@ -78,9 +78,8 @@ __global__ void __launch_bounds__(THREADS) nearest_lines(const G* gradient, cons
     numbers[i] = static_cast<unsigned short>(mine);
     products[i] = product;
     atomicMax(&scales[i / LINE_GROUP], key_of(product));
-    top = max(top, key_of(product));
   }
-  if (top >= INFINITE) atomicOr(flag, 1u);
+  if (top >= TOO_LARGE) atomicOr(flag, 1u);
 }
 
 __device__ inline float step_of(float scale, int hinge_bytes) {

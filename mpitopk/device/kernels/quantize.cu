@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) quantize(const G* x, long long n, int
     unsigned most;
     const float scale = scale_of(x + begin, size, largest != 0, most);
     if (lane() == 0) scales[b] = scale;
-    if (most >= INFINITE) {
+    if (most >= TOO_LARGE) {
       if (lane() == 0) atomicOr(flag, 1u);
       continue;
     }

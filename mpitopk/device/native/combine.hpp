@@ -18,7 +18,7 @@ struct Entries {
   T* values;
 };
 
-enum class Combined { fine, infinite, misplaced };
+enum class Combined { fine, too_large, misplaced };
 
 // Groups are shared out among the threads; those of a plan have `offset` and `count` entries in every list.
 template <class T>
@@ -29,7 +29,7 @@ class Combine {
     indices_.reserve(2 * cut.total);
     sums_.reserve(2 * cut.total);
     scratch_.resize(static_cast<size_t>(pool.threads()));
-    std::atomic<bool> misplaced{false}, infinite{false};
+    std::atomic<bool> misplaced{false}, too_large{false};
     pool.each(pool.useful(2 * cut.total), cut.groups.size(), [&](int t, size_t g) {
       const Group& group = cut.groups[g];
       const size_t first = group.offset;
@@ -44,12 +44,12 @@ class Combine {
       const std::array<Stretch<T>, 1> all{{{sums, held}}};
       const Bits<T> kth = kth_largest(all, group.count, scratch_[static_cast<size_t>(t)]);
       Ranking<T> wins{kth, group.count};
-      bool finite = true;
+      bool sound = true;
       for (size_t i = 0; i < held; ++i) {
         wins.ties -= key_of(sums[i]) > kth;
-        finite &= key_of(sums[i]) < Format<T>::infinity;
+        sound &= key_of(sums[i]) < Format<T>::too_large;
       }
-      if (!finite) infinite = true;
+      if (!sound) too_large = true;
       size_t to = first;
       size_t left = first;
       for (size_t i = 0; i < held; ++i) {
@@ -62,7 +62,7 @@ class Combine {
       std::fill(dropped.indices + left, dropped.indices + end, nowhere);
       std::fill(dropped.values + left, dropped.values + end, T{0});
     });
-    return misplaced ? Combined::misplaced : infinite ? Combined::infinite : Combined::fine;
+    return misplaced ? Combined::misplaced : too_large ? Combined::too_large : Combined::fine;
   }
 
  private:

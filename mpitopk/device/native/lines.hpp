@@ -133,7 +133,7 @@ inline std::pair<size_t, size_t> entries_of(const Lines& lines, size_t group) {
   return {group * most, std::min(lines.entries, (group + 1) * most)};
 }
 
-// Accumulate a group of blocks and write their code; whether all is finite.
+// Accumulate a group of blocks and write their code; whether nothing is too large.
 struct EncodeGroup {
   template <Isa isa, class T, class G, class H>
   MPITOPK_INLINE static bool run(const G* gradient, const T* residual, T* out, size_t entries, const Lines& lines,
@@ -143,14 +143,13 @@ struct EncodeGroup {
       out[i] = residual[i] + widen<T>(gradient[i]);
       top = std::max(top, key_of(out[i]));
     }
-    if (top >= Format<T>::infinity) return false;
+    if (top >= Format<T>::too_large) return false;
     std::uint16_t numbers[Lines::group] = {};
     T products[Lines::group];
     Nearest::run<isa>(static_cast<const T*>(out), entries, lines, numbers, products);
     const size_t blocks = (entries + lines.block - 1) / lines.block;
     T scale = 0;
     for (size_t i = 0; i < blocks; ++i) scale = std::max(scale, std::abs(products[i]));
-    if (!std::isfinite(scale)) return false;
     *code.scale_at = scale;
     const auto bits = static_cast<size_t>(lines.bits);
     for (size_t i = 0; i < blocks; ++i) {
@@ -175,16 +174,16 @@ struct EncodeGroup {
 template <class T, class H, class G>
 bool encode_lines(Pool& pool, Isa isa, const Lines& lines, const G* gradient, const T* residual, T* out,
                   std::uint32_t* words) {
-  std::atomic<bool> finite{true};
+  std::atomic<bool> sound{true};
   std::memset(words, 0, lines.words<T>() * sizeof *words);
   pool.each(pool.useful(lines.entries * lines.stride / 8), lines.groups(), [&](int, size_t group) {
     const auto [first, last] = entries_of(lines, group);
     const LineCode<T, H, std::uint32_t> code(words, lines, group);
     if (!run_on<EncodeGroup>(isa, gradient + first, residual + first, out + first, last - first, lines, code)) {
-      finite = false;
+      sound = false;
     }
   });
-  return finite;
+  return sound;
 }
 
 // Add what the code of a group stands for.

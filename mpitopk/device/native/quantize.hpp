@@ -61,7 +61,7 @@ struct Scale {
       const double norm = std::min(std::sqrt(sums[0]), static_cast<double>(std::numeric_limits<T>::max()));
       *scale = std::max(top, static_cast<T>(norm));
     }
-    return most < Format<G>::infinity;
+    return most < Format<G>::too_large;
   }
 };
 

@@ -30,8 +30,9 @@ struct FormatOf {
   static constexpr Bits infinity = Infinity;
   static constexpr Bits none = static_cast<Bits>(magnitude + 1);
   static constexpr int mantissa = Mantissa;
-  // 2^-32 of what overflows: what is accumulated stays below it, so that no sum over ranks overflows.
-  static constexpr Bits too_large = static_cast<Bits>(Infinity - (Bits{32} << Mantissa));
+  // 2^-32 of what overflows: what is accumulated stays below it, so that no sum over ranks overflows. Half
+  // precision has nothing so large.
+  static constexpr Bits too_large = Infinity > (Bits{32} << Mantissa) ? Infinity - (Bits{32} << Mantissa) : Infinity;
 };
 
 template <class T>
