@@ -59,6 +59,10 @@ SCHEMES: dict[str, mpitopk.Scheme | Make] = {
     "Filter": partial(mpitopk.Filter, sample=20),
     "ScaleCom": mpitopk.ScaleCom,
     "GTopK": mpitopk.GTopK,
+    "AdaComp": mpitopk.AdaComp(),
+    "QSGD": mpitopk.QSGD(),
+    "ALQ": mpitopk.ALQ(),
+    "Grassmann": mpitopk.Grassmann(),
     "RandomK": mpitopk.RandomK,
     "RandomK, no feedback": partial(mpitopk.RandomK, feedback=False),
 }

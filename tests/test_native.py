@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_adacomp
+import test_grassmann
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpitopk import Grassmann
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.errors import ExchangeError
 from mpitopk.layout import Layout
@@ -376,3 +379,11 @@ def test_baselines_compute_what_they_say() -> None:
     native.nth_element_topk(x, *got)
     assert same(expected[0], got[0])
     assert same(expected[1], got[1])
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_bins_and_lines_are_the_same_whatever_the_instructions(isa: str, dtype: str) -> None:
+    on, layout = HostDevice(2, isa), Layout({"a": 5001, "b": 30}, dtype=dtype)
+    test_adacomp.same_everywhere(on, layout, 50, 2, 0, ties=False)
+    test_grassmann.same_everywhere(on, layout, Grassmann(8, 6), 2, 0)

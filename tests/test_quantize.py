@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from devices import computes, opened
 
+from mpitopk.device.base import TOO_LARGE
 from mpitopk.device.hashing import splitmix64
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.typing import Array
@@ -137,12 +138,12 @@ def test_codes_are_those_of_the_definition(device: str, bits: int, largest: bool
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_corners(device: str, bits: int, largest: bool) -> None:
     on, levels = opened(device, 1), LEVELS[bits]
-    tiny, big = np.float32(1e-45), np.finfo(np.float32).max
+    tiny, big = np.float32(1e-45), np.nextafter(np.float32(TOO_LARGE["float32"]), np.float32(0))
     for x in (
         [0.0],
         [-0.0] * 40,
         [5.0],
-        [-3e38] * 3,
+        [-7e28] * 3,
         [tiny],
         [tiny, -tiny, 0],
         [big] * 64,

@@ -69,8 +69,9 @@ class BinKernels:
         return None if bad else entries
 
     def pack(self, x: Array, marks: Array, counts: Array, scales: Array, words: Array) -> None:
-        """Write the code of what was chosen last."""
+        """Write the code of what is chosen."""
         bins, code = self.bins, words.view("uint8")
+        self._settle(counts.view("uint8"), self._start, 1, self._totals)
         before, at = bins.offsets
         words.fill(0)
         code[:before] = scales.view("uint8")

@@ -5,9 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "elementwise.hpp"
-#include "merge.hpp"
 
 namespace mpitopk {
 
