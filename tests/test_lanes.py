@@ -12,7 +12,12 @@ import cudasim
 import pytest
 
 HERE = Path(__file__).parent
-ALL = ["test_cuda.py", "test_device.py"]
+ALL = [
+    "test_cuda.py",
+    "test_device.py",
+    "test_thresholds.py",
+    "test_scalecom.py::test_chunks_of_many_entries_are_as_the_reference_says",
+]
 FEW_THREADS = [
     "test_cuda.py::test_exact_for_any_data[60-normal]",
     "test_cuda.py::test_exact_for_any_data[600-few distinct]",
@@ -25,6 +30,7 @@ FEW_THREADS = [
     "test_device.py::test_take[cuda-float32-True]",
     "test_device.py::test_two_messages_make_one[cuda-1-lengths0-0.3-float32]",
     "test_device.py::test_values_are_put_back_among_winners_or_elsewhere[cuda-float32]",
+    "test_thresholds.py::test_a_few_tiles[cuda]",
 ]
 """ThreadSanitizer takes about a third of a millisecond for each CUDA thread."""
 

@@ -13,7 +13,7 @@ from test_device import floats
 from mpitopk.device.hashing import sampled, splitmix64
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.layout import Layout
-from mpitopk.plan import make_plan
+from mpitopk.plan import make_chunk_plan, make_plan
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -83,6 +83,24 @@ def test_large_buffers_are_as_the_reference_says(device: str, threads: int, dtyp
         on.sample(whole, plan, 2**64 - 50, out)
         reference.sample(whole, plan, 2**64 - 50, right)
         assert out.tobytes() == right.tobytes()
+
+
+def test_a_few_tiles(device: str) -> None:
+    """Moved, refused, sampled, and the largest of chunks, as the reference says."""
+    layout = Layout({"a": 5000, "b": 3, "c": 4000})
+    plan = make_chunk_plan(layout, 300, per_segment=False, dense_below=10)
+    whole = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
+    every = []
+    for on in opened(device, 1), ReferenceDevice():
+        x, indices, values = whole.copy(), np.zeros(200, np.uint32), np.zeros(200, np.float32)
+        chosen, drawn = np.zeros(plan.total, np.uint32), np.zeros(100, np.float32)
+        counts = [on.move_above(x, plan, threshold, 0, indices, values) for threshold in (1.0, 2.5)]
+        moved = indices[: counts[1]].tobytes(), values[: counts[1]].tobytes()
+        on.sample(x, plan, 5, drawn)
+        on.chunk_maxima(x, plan, 300, chosen)
+        every.append((counts, x.tobytes(), *moved, drawn.tobytes(), chosen.tobytes()))
+    assert every[0] == every[1]
+    assert every[0][0][0] > 200 > every[0][0][1] > 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 97, 1000, 2**32 - 1])
