@@ -191,7 +191,8 @@ def parse() -> argparse.Namespace:
     try:
         given |= scheme_options(others)
         scheme = mpitopk.SCHEMES.get(options.scheme, mpitopk.TopK)
-        if any(option.name == "density" for option in fields(scheme)):  # type: ignore[arg-type]
+        has_density = any(option.name == "density" for option in fields(scheme))  # type: ignore[arg-type]
+        if has_density and "chunk" not in given:
             given = {"density": 0.01, **given}
         options.scheme = mpitopk.make_scheme(options.scheme, **given)
         if options.optimizer_momentum and options.scheme.has_momentum:
