@@ -55,11 +55,17 @@ class Metrics:
 
     def warn_if_dear(self, scheme: Scheme, rank: Rank) -> None:
         """Warn, on rank 0 after the first step, if a dense allreduce would have moved less."""
-        if rank.id == 0 and self.steps == 1 and self.bytes >= self.dense_bytes > 0 and self.density < 1:
+        if rank.id == 0 and self.steps == 1 and self.bytes >= self.dense_bytes > 0:
+            pays = f"an allgatherv pays below about {break_even(rank.size, 4):.2g} on this many ranks"
+            if scheme.shortens:
+                remedy = "give fewer bits"
+            elif self.density < 1:
+                remedy = f"lower the density ({pays})"
+            else:
+                return
             warnings.warn(
                 f"{scheme.describe()} moves {self.bytes} bytes a step and rank, a dense allreduce "
-                f"{self.dense_bytes}: lower the density (an allgatherv pays below about "
-                f"{break_even(rank.size, 4):.2g} on this many ranks), or use Dense()",
+                f"{self.dense_bytes}: {remedy}, or use Dense()",
                 CompressionWarning,
                 stacklevel=3,
             )

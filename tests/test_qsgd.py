@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import bodies
@@ -13,6 +14,7 @@ from worlds import LAYOUT, Array, Mpi, Simulated, whole
 
 from mpitopk import QSGD, Dense, Layout, Simulation, make_scheme
 from mpitopk.errors import ConfigError
+from mpitopk.metrics import Metrics
 from mpitopk.wire import HEADER
 
 D = 512
@@ -163,6 +165,20 @@ def test_a_failed_step_leaves_no_trace(what: str, device: str) -> None:
 def test_ranks_fail_together(comm: Any, what: str, device: str) -> None:
     broken = bodies.broken_gradients(comm.size, comm.size - 1)[what]
     bodies.fails_without_trace(Mpi(comm, LAYOUT, QSGD(), device=device), *broken)
+
+
+@pytest.mark.parametrize(("bits", "warned"), [(8, True), (2, False)])
+def test_more_bytes_than_dense_are_announced(bits: int, warned: bool) -> None:
+    """On 16 ranks: 8 bits by allgather move 15 n bytes, a dense allreduce 7.5 n."""
+    scheme, layout = QSGD(bits=bits), Layout({"w": 5000})
+    simulation = Simulation(16, layout, scheme)
+    simulation.allreduce(np.ones((16, 5000), np.float32))
+    metrics, rank = Metrics(bytes=simulation.bytes), simulation.participants[0].rank
+    metrics.count(rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        metrics.warn_if_dear(scheme, rank)
+    assert [str(w.message).endswith("give fewer bits, or use Dense()") for w in caught] == [True] * warned
 
 
 @pytest.mark.parametrize(

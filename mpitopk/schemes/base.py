@@ -111,6 +111,8 @@ class Scheme(ABC):
     about: ClassVar[About]
     has_momentum: ClassVar[bool] = False
     """Whether it applies momentum itself, so that the optimiser must not."""
+    shortens: ClassVar[bool] = False
+    """Whether it sends fewer bits of every entry, rather than fewer entries."""
 
     def __new__(cls, *_: Any, **options: Any) -> Scheme:
         """Refuse unknown options by name, before the dataclass does so less helpfully."""

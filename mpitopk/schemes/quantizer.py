@@ -42,6 +42,8 @@ class Quantizer(Scheme):
         In [0, 2**32).
     """
 
+    shortens = True
+
     bits: int = 4
     bucket: int = 512
     norm: str = "max"
