@@ -14,7 +14,7 @@ namespace mpitopk {
 constexpr size_t group = 32;
 constexpr int most_bits = 8;
 
-// Levels of magnitude, ascending from 0 to 1, among them the middle of each gap that a random number cuts.
+// Levels of magnitude, ascending from 0 to 1, and the gap above each of them.
 struct Levels {
   std::array<float, 1 << (most_bits - 1)> at{}, gap{};
   int bits;
@@ -75,7 +75,9 @@ struct Quantize {
   template <Isa isa, class T, class G>
   MPITOPK_INLINE static void run(const G* x, size_t size, size_t first, T scale, const Levels& levels,
                                  std::uint64_t key, std::uint32_t* words) {
-    switch (levels.bits) {
+    switch (levels.bits > 3 && levels.uniform ? 0 : levels.bits) {
+      case 0:
+        return search<isa, 0>(x, size, first, scale, levels, key, words);
       case 2:
         return search<isa, 2>(x, size, first, scale, levels, key, words);
       case 3:
@@ -83,8 +85,7 @@ struct Quantize {
       case 4:
         return search<isa, 4>(x, size, first, scale, levels, key, words);
       default:
-        return levels.uniform ? search<isa, 0>(x, size, first, scale, levels, key, words)
-                              : search<isa, most_bits>(x, size, first, scale, levels, key, words);
+        return search<isa, most_bits>(x, size, first, scale, levels, key, words);
     }
   }
 
