@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mpitopk.plan import Plan
     from mpitopk.typing import Array, Bytes
 
+_UINT = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+
 
 def host_array(x: object, what: str) -> Array:
     """Return a view of anything in host memory that speaks the buffer protocol or DLPack.
@@ -88,6 +90,13 @@ def widen(gradient: Array, dtype: str) -> Array:
 def sound(x: Array) -> bool:
     """Return whether every entry is below `TOO_LARGE`."""
     return bool((np.abs(x) < TOO_LARGE[str(x.dtype)]).all())
+
+
+def keys(x: Array) -> Array:
+    """Return the bit patterns without the sign: unsigned integers in the order of magnitudes."""
+    bits: Array = x.view(_UINT[x.itemsize])
+    key: Array = bits & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    return key
 
 
 class HostMemoryDevice(Device):

@@ -7,35 +7,27 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
-from mpitopk.device.bin_kernels import BinKernels
-from mpitopk.device.gpu_memory import GpuMemoryDevice
+from mpitopk.device.cuda_codes import CudaCodes
 from mpitopk.device.launch import (
     GRADIENTS,
     STRETCH,
-    THREADS,
     VALUES,
     Array,
     allocate,
-    clear,
     launch,
-    processors,
     value,
 )
-from mpitopk.device.line_kernels import LineKernels
 from mpitopk.device.pairs import Pairs
 from mpitopk.device.selector import Selector
 from mpitopk.errors import DeviceError
 from mpitopk.wire import HEADER, misplaced
 
 if TYPE_CHECKING:
-    from mpitopk.bins import Bins
-    from mpitopk.lines import Lines
     from mpitopk.plan import Plan
     from mpitopk.wire import Heads, Message, Messages
 
@@ -44,8 +36,6 @@ OLDEST_CUPY = (14, 1)
 
 PLANS = 2
 """For which there is room at a time."""
-
-RATIO_BINS = 194
 
 
 def usable() -> str:
@@ -74,7 +64,7 @@ def use_device_of(local_rank: int) -> int:
     return int(cupy.cuda.Device().id)
 
 
-class CudaDevice(GpuMemoryDevice):
+class CudaDevice(CudaCodes):
     """The current GPU. Computes in float32."""
 
     name = "cuda"
@@ -82,12 +72,9 @@ class CudaDevice(GpuMemoryDevice):
     def __init__(self) -> None:
         super().__init__()
         self._selectors: dict[Plan, Selector] = {}
-        self._bins: BinKernels | None = None
-        self._lines: LineKernels | None = None
         self._fallbacks = 0
         self._pairs: Pairs | None = None
         self._pieces: tuple[Array, Array] | None = None
-        self._uploaded: dict[str, tuple[list[int], Array]] = {}
         self._heads = self.empty(0, "uint8")
         self._merged = self.empty(0, "uint32"), self.empty(0, "float32")
         self._sizes = self.empty(0, "uint32")
@@ -96,19 +83,6 @@ class CudaDevice(GpuMemoryDevice):
     @property
     def fallbacks(self) -> int:
         return self._fallbacks
-
-    @cached_property
-    def _result(self) -> Array:
-        """What a kernel reports: a flag in 4 bytes, how many blocks are done in 4, a total in 8."""
-        return self.empty(16, "uint8")
-
-    def _blocks(self, n: int) -> int:
-        """Return how many blocks go over n entries, several each where there are many."""
-        return min(-(-n // THREADS), 16 * processors())
-
-    def _cleared(self) -> tuple[Array, Array]:
-        clear(self._result)
-        return self._result[:4].view("uint32"), self._result[8:].view("uint64")
 
     def finite(self, x: Array) -> bool:
         flag, _ = self._cleared()
@@ -214,49 +188,6 @@ class CudaDevice(GpuMemoryDevice):
         held = self._intact(messages, size)
         return indices[:held], values[:held]
 
-    def _bin_kernels_for(self, bins: Bins) -> BinKernels:
-        if self._bins is None or self._bins.bins is not bins:
-            self._bins = BinKernels(bins)
-        return self._bins
-
-    def select_bins(
-        self,
-        gradient: Array,
-        residual: Array,
-        out: Array,
-        bins: Bins,
-        factor: float,
-        marks: Array,
-        counts: Array,
-        scales: Array,
-    ) -> int | None:
-        return self._bin_kernels_for(bins).select(gradient, residual, out, factor, marks, counts, scales)
-
-    def pack_bins(
-        self, x: Array, bins: Bins, marks: Array, counts: Array, scales: Array, words: Array
-    ) -> None:
-        self._bin_kernels_for(bins).pack(x, marks, counts, scales, words)
-
-    def merge_bins(self, messages: Messages, bins: Bins, divisor: int, out: Array) -> int:
-        codes = [start + HEADER.size for start in messages.starts]
-        counts = [start + bins.offsets[0] for start in codes]
-        starts = [self._on_gpu("codes", codes), self._on_gpu("bin counts", counts)]
-        words = self._on_gpu("counts", messages.counts)
-        return self._bin_kernels_for(bins).merge(messages, starts, words, divisor, out)
-
-    def _line_kernels_for(self, lines: Lines) -> LineKernels:
-        if self._lines is None or self._lines.lines is not lines:
-            self._lines = LineKernels(lines)
-        return self._lines
-
-    def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
-        return self._line_kernels_for(lines).encode(gradient, residual, out, words)
-
-    def merge_lines(self, messages: Messages, lines: Lines, divisor: int, out: Array) -> None:
-        starts = self._on_gpu("codes", [start + HEADER.size for start in messages.starts])
-        kernels = self._line_kernels_for(lines)
-        kernels.merge(messages.buffer, starts, len(messages.starts), divisor, out)
-
     def reserve(self, plan: Plan) -> None:
         if self._pairs is None or self._pairs.plan is not plan:
             self._pairs = Pairs(plan)
@@ -292,37 +223,6 @@ class CudaDevice(GpuMemoryDevice):
             np.int32(among),
         )
 
-    def quantize(
-        self,
-        gradient: Array,
-        levels: Array,
-        bucket: int,
-        largest: bool,
-        key: int,
-        codes: Array,
-        scales: Array,
-    ) -> bool:
-        flag, _ = self._cleared()
-        kernel, bits = f"quantize<{GRADIENTS[str(gradient.dtype)]}>", levels.size.bit_length()
-        what = gradient, np.int64(gradient.size), np.int32(bucket), np.int32(largest), levels, np.int32(bits)
-        halves = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
-        launch(kernel, self._blocks(32 * scales.size), *what, *halves, codes, scales, flag)
-        return value(flag) == 0
-
-    def merge_codes(
-        self, messages: Messages, levels: Array | None, bits: int, bucket: int, divisor: int, out: Array
-    ) -> None:
-        where = messages.buffer, self._on_gpu("starts", messages.starts), np.int32(len(messages.starts))
-        how = levels, np.int32(bits), np.int32(bucket), np.float32(divisor)
-        launch("merge_codes", self._blocks(out.size), *where, *how, out, np.int64(out.size))
-
-    def count_ratios(self, gradient: Array, bucket: int, largest: bool) -> Array:
-        n, buckets = np.int64(gradient.size), -(-gradient.size // bucket)
-        counts = self.zeros(RATIO_BINS, "uint32")
-        kernel = f"count_ratios<{GRADIENTS[str(gradient.dtype)]}>"
-        launch(kernel, self._blocks(32 * buckets), gradient, n, np.int32(bucket), np.int32(largest), counts)
-        return cupy.asnumpy(counts).astype(np.int64)
-
     def divide(self, x: Array, divisor: int) -> bool:
         flag, _ = self._cleared()
         launch("divide", self._blocks(x.size), x, np.int64(x.size), np.float32(divisor), flag)
@@ -336,14 +236,6 @@ class CudaDevice(GpuMemoryDevice):
         launch("heads", 1, messages.buffer, starts, np.int32(ranks), self._heads)
         words = memoryview(cupy.asnumpy(self._heads)).cast("q")
         return words, list(range(0, len(words), len(words) // ranks))
-
-    def _on_gpu(self, name: str, numbers: list[int]) -> Array:
-        """Return the numbers of that name, uploaded where they have changed."""
-        known, there = self._uploaded.get(name, (None, None))
-        if known != numbers:
-            there = self.from_host(np.array(numbers, np.int64))
-            self._uploaded[name] = numbers, there
-        return there
 
     def _dense(self, dense: Array) -> tuple[Array, np.int32]:
         """Return rows (start, stop, position among the dense values) on the GPU."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -10,7 +11,7 @@ import numpy as np
 
 from mpitopk.device.arrays import host_array, misfit
 from mpitopk.device.base import Device
-from mpitopk.device.launch import Array, allocate, clear, copy
+from mpitopk.device.launch import THREADS, Array, allocate, clear, copy, processors
 from mpitopk.errors import DeviceError, GradientError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class GpuMemoryDevice(Device):
         self.direct = False
         self._sent: Array = np.empty(0, np.uint8)
         self._received = self.empty(0, "uint8")
+        self._uploaded: dict[str, tuple[list[int], Array]] = {}
 
     @property
     def place(self) -> str:
@@ -130,3 +132,24 @@ class GpuMemoryDevice(Device):
         if problem:
             raise GradientError(f"expected a gradient with {problem}")
         return x
+
+    @cached_property
+    def _result(self) -> Array:
+        """What a kernel reports: a flag in 4 bytes, how many blocks are done in 4, a total in 8."""
+        return self.empty(16, "uint8")
+
+    def _blocks(self, n: int) -> int:
+        """Return how many blocks go over n entries, several each where there are many."""
+        return min(-(-n // THREADS), 16 * processors())
+
+    def _cleared(self) -> tuple[Array, Array]:
+        clear(self._result)
+        return self._result[:4].view("uint32"), self._result[8:].view("uint64")
+
+    def _on_gpu(self, name: str, numbers: list[int]) -> Array:
+        """Return the numbers of that name, uploaded where they have changed."""
+        known, there = self._uploaded.get(name, (None, None))
+        if known != numbers:
+            there = self.from_host(np.array(numbers, np.int64))
+            self._uploaded[name] = numbers, there
+        return there
