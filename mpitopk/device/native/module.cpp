@@ -474,12 +474,12 @@ class Engine {
       const py::gil_scoped_release unlocked;
       Combined sum = combine.run(pool_, cut_, {mine.data, x.data}, {theirs.data, y.data}, {where.data, to.data},
                                  {left.data, rest.data});
-      bool finite = sum == Combined::fine;
+      bool sound = sum == Combined::fine;
       for (size_t i = k; i < to.size; ++i) {
         to.data[i] = x.data[i] + y.data[i];
-        finite &= key_of(to.data[i]) < Format<T>::infinity;
+        sound &= key_of(to.data[i]) < Format<T>::too_large;
       }
-      return sum == Combined::misplaced ? -1 : finite ? 1 : 0;
+      return sum == Combined::misplaced ? -1 : sound ? 1 : 0;
     });
   }
 
