@@ -92,7 +92,16 @@ def test_bench_exchange() -> None:
 
 def test_bench_step() -> None:
     small, _ = bench("step", "--size", "1000", "20000", ranks=2)
-    assert {"bare Allreduce", "Dense", "TopK", "RandomK"} <= set(small["ratios"])
+    assert {"bare Allreduce", "dense", "topk", "randomk"} <= set(small["ratios"])
+
+
+def test_bench_step_of_every_scheme() -> None:
+    (table,) = bench("step", "--scheme", "all", "--size", "5000")
+    assert set(SCHEMES) <= set(table["ratios"])
+    kept = {name: table["ratios"][name]["/ memory"] for name in ("dense", "topk", "dgc")}
+    floor = table["median_seconds"]["a += b"] / 3
+    for (name, ratio), arrays in zip(kept.items(), (2, 4, 6), strict=True):
+        assert ratio == pytest.approx(table["median_seconds"][name] / (arrays * floor))
 
 
 def test_tables_are_readable() -> None:

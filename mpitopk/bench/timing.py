@@ -23,15 +23,19 @@ class Table:
         What each column of ratios divides by: the title of the column and the name of a contestant.
     seconds : dict of str to float
         Median of each contestant.
+    shares : dict of str to dict of str to float
+        For a column, how much of its baseline each contestant is compared with, if not with all of it.
     """
 
     title: str
     baselines: dict[str, str]
     seconds: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def ratio(self, name: str, column: str) -> float:
         """Return how many times as long the contestant takes as the baseline of a column."""
-        return self.seconds[name] / self.seconds[self.baselines[column]]
+        share = self.shares.get(column, {}).get(name, 1)
+        return self.seconds[name] / (share * self.seconds[self.baselines[column]])
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
