@@ -13,7 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import LAYOUT, Simulated, whole
 
-from mpitopk import DGC, Dense, GTopK, Layout, RandomK, ScaleCom, Simulation, TopK, make_scheme, warmup
+from mpitopk import (
+    ALQ,
+    DGC,
+    QSGD,
+    AdaComp,
+    Dense,
+    Grassmann,
+    GTopK,
+    Layout,
+    RandomK,
+    ScaleCom,
+    Simulation,
+    TopK,
+    make_scheme,
+    warmup,
+)
 from mpitopk.device import open_device
 from mpitopk.errors import ConfigError, ExchangeError, NonFiniteError
 
@@ -219,6 +234,15 @@ def test_numpys_numbers_are_numbers() -> None:
     ours = RandomK(np.float32(0.5), seed=np.int64(2**32 - 1), dense_below=np.uint8(2))
     assert ours.describe() == RandomK(0.5, seed=2**32 - 1, dense_below=2).describe()
     assert DGC(np.float64(1), momentum=np.float32(0.5), clip=np.int64(3)) == DGC(1, momentum=0.5, clip=3)
+    one = {option: np.int64(32) for option in ("bucket", "seed", "bin", "block")}
+    for scheme, options in (
+        (QSGD, "bucket seed"),
+        (AdaComp, "bin"),
+        (Grassmann, "block seed"),
+        (ALQ, "seed"),
+    ):
+        given = {option: one[option] for option in options.split()}
+        assert scheme(**given) == scheme(**dict.fromkeys(given, 32))
     assert open_device("host", np.int64(2)).engine is not None  # type: ignore[attr-defined]
     assert warmup(np.float64(0.1), np.int32(5))(5) == 0.1
 

@@ -77,6 +77,7 @@ class AdaComp(Scheme):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         if type(self.bin) is not int or not 1 <= self.bin <= LARGEST:
             raise ConfigError(f"bin is {self.bin!r}: give a whole number from 1 to {LARGEST}")
         if not isinstance(self.scale, int | float) or not 1 < self.scale < inf:

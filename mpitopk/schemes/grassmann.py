@@ -80,6 +80,7 @@ class Grassmann(Scheme):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         ranges = {"block": (1, LONGEST), "bits": (0, MOST_BITS), "seed": (0, MAX_SEED - 1)}
         for option, (least, most) in ranges.items():
             value = getattr(self, option)

@@ -114,6 +114,7 @@ class LAGS(Planned):
     select_seconds: float = 5e-10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         times = self.backward_seconds
         if not isinstance(times, Mapping):
             raise ConfigError(f"backward_seconds is {times!r}: give a mapping of segments to seconds")

@@ -51,6 +51,7 @@ class Quantizer(Scheme):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         if not _whole(self.bits) or not 2 <= self.bits <= 8:
             raise ConfigError(f"bits is {self.bits!r}: give a whole number from 2 to 8")
         if not _whole(self.bucket) or not 0 < self.bucket <= MAX_BUCKET or self.bucket % 32:
