@@ -8,13 +8,11 @@ arrays are CuPy's, on GPUs.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import io
-import itertools
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -24,6 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from datasets import DATASETS, Data
 from mpi4py import MPI
+from options import parse
 
 import mpitopk
 
@@ -74,11 +73,6 @@ class Network:
         behind = (error @ p["w2"].T) * (hidden > 0)
         self.xp.matmul(inputs.T, behind, out=g["w1"])
         behind.sum(axis=0, out=g["b1"])
-
-
-def optimizer_momentum(scheme: mpitopk.Scheme) -> float:
-    """Return the usual one; none where the scheme has its own."""
-    return 0.0 if scheme.has_momentum else 0.9
 
 
 @dataclass
@@ -154,66 +148,10 @@ class Training:
 
     def test(self) -> tuple[float, float]:
         """Return the loss on held-out data, in bits, and the accuracy."""
-        at = np.arange(self.data.training, len(self.data.labels))[:20000]
-        inputs, right = self.examples(at)
+        inputs, right = self.examples(np.arange(self.data.training, len(self.data.labels))[:20000])
         _, log_probability = self.network.forward(self.parameters, inputs)
         loss = -float(log_probability[right].mean()) / np.log(2)
         return float(loss), float((log_probability.argmax(axis=1) == right[1]).mean())
-
-
-def parse() -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-        epilog="Options of the scheme are given by name as well, such as --scheme dgc --momentum 0.8;\n"
-        "python -m mpitopk schemes lists them.",
-    )
-    parser.add_argument("--data", choices=DATASETS, default="mnist")
-    parser.add_argument("--data-folder", metavar="DIR", help="IDX files of MNIST")
-    parser.add_argument("--scheme", default="topk", help=f"one of {', '.join(mpitopk.SCHEMES)}")
-    parser.add_argument("--density", type=float, help="part of the entries to send (default: 0.01)")
-    parser.add_argument("--device", choices=("auto", "host", "numpy", "cuda", "cupy"), default="auto")
-    parser.add_argument("--steps", type=int, default=400, help="steps in total (default: 400)")
-    parser.add_argument("--batch", type=int, default=256, help="inputs a step, of all ranks (default: 256)")
-    parser.add_argument("--hidden", type=int, default=256, help="hidden units (default: 256)")
-    parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: 0.1)")
-    parser.add_argument(
-        "--optimizer-momentum", type=float, metavar="M", help="default: 0.9; 0 where the scheme has momentum"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the parameters and batches")
-    parser.add_argument("--save", metavar="PREFIX", help="write PREFIX-RANK.npz at the end")
-    parser.add_argument("--resume", metavar="PREFIX", help="go on from what --save wrote")
-    parser.add_argument("--stop", type=int, metavar="STEP", help="stop early, to be resumed")
-    parser.add_argument("--progress", action="store_true", help="show a bar")
-    options, others = parser.parse_known_args()
-    given = {} if options.density is None else {"density": options.density}
-    try:
-        given |= scheme_options(others)
-        scheme = mpitopk.SCHEMES.get(options.scheme, mpitopk.TopK)
-        has_density = any(option.name == "density" for option in fields(scheme))  # type: ignore[arg-type]
-        if has_density and "chunk" not in given:
-            given = {"density": 0.01, **given}
-        options.scheme = mpitopk.make_scheme(options.scheme, **given)
-        if options.optimizer_momentum and options.scheme.has_momentum:
-            raise ValueError("the scheme has momentum already: leave --optimizer-momentum out")
-    except (mpitopk.MpiTopkError, ValueError) as error:
-        parser.error(str(error))
-    return options
-
-
-def scheme_options(texts: list[str]) -> dict[str, Any]:
-    """Return what is left of the command line, `--name value` by pairs, as options of a scheme."""
-    given: dict[str, Any] = {}
-    for name, text in itertools.zip_longest(texts[::2], texts[1::2]):
-        if not name.startswith("--") or text is None:
-            raise ValueError(f"{name} is no option with a value")
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = text
-        given[name[2:].replace("-", "_")] = value
-    return given
 
 
 def on_rank_0(comm: MPI.Intracomm, function: Any) -> Any:
@@ -271,17 +209,14 @@ def main() -> None:
     rank, ranks = comm.rank, comm.size
     mpitopk.abort_on_error()
     with contextlib.ExitStack() as quiet:
-        if rank > 0:
-            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        options = parse()
+        for redirect in (contextlib.redirect_stderr, contextlib.redirect_stdout) if rank > 0 else ():
+            quiet.enter_context(redirect(io.StringIO()))
+        options = parse(__doc__)
     data = on_rank_0(comm, lambda: DATASETS[options.data](options.data_folder))
     with make_runtime(comm, data, options) as runtime:
         xp = import_module("cupy" if options.device in ("cuda", "cupy") else "numpy")
-        momentum = options.optimizer_momentum
-        if momentum is None:
-            momentum = optimizer_momentum(options.scheme)
-        training = Training(runtime.layout, data, momentum, xp, options.batch, options.rate, options.seed)
+        given = options.optimizer_momentum, xp, options.batch, options.rate, options.seed
+        training = Training(runtime.layout, data, *given)
         runtime.broadcast(training.parameters)
         if options.resume:
             resume(options.resume, comm, training, runtime)

@@ -29,12 +29,13 @@ from statistics import mean, stdev
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 # First, since it limits the threads of NumPy's BLAS.
-from train_mlp import Training, layout_for, on_rank_0, optimizer_momentum
+from train_mlp import Training, layout_for, on_rank_0
 
 # isort: split
 import numpy as np
 from datasets import DATASETS, Data
 from mpi4py import MPI
+from options import optimizer_momentum
 
 import mpitopk
 from mpitopk.costs import Network, allreduce_bytes
