@@ -16,8 +16,9 @@ from mpitopk.wire import Messages
 class Exchange:
     """Carries out collectives for a participant, and counts and times them.
 
-    How long the exchange waits for the slowest rank is known from the times in the headers. An
-    allreduce has none; while a timeline is kept, the latest time is exchanged before it.
+    How long the exchange waits for the slowest rank (a round of a butterfly, for the other one) is
+    known from the times in the headers. An allreduce has none; while a timeline is kept, the latest
+    time is exchanged before it.
     """
 
     def __init__(

@@ -334,11 +334,26 @@ def test_messages_that_are_not_of_the_plan(device: str, wrong: list[int]) -> Non
 def test_values_are_put_back_among_winners_or_elsewhere(device: str, dtype: str) -> None:
     if not computes(device, dtype):
         pytest.skip("a GPU is not used with float64")
-    on, indices = opened(device, 2), np.array([1, 3, 4, NOWHERE], np.uint32)
-    values, winners = np.array([1, 2, 3, 0], dtype), np.array([0, 3, 4], np.uint32)
+    on, indices = opened(device, 2), np.array([1, NOWHERE, 3, 4, NOWHERE], np.uint32)
+    values, winners = np.array([1, 0, 2, 3, 0], dtype), np.array([0, 3, 4], np.uint32)
     x = np.full(6, 0.5, dtype)
     on.put_back(x, indices, values, winners, among=True)
     assert x.tolist() == [0.5, 0.5, 0.5, 2.5, 3.5, 0.5]
-    on.put_back(x, indices[:3], values[:3], winners, among=False)
+    on.put_back(x, indices, values, winners, among=False)
     assert x.tolist() == [0.5, 1.5, 0.5, 2.5, 3.5, 0.5]
     on.put_back(x, indices[:0], values[:0], winners[:0], among=False)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_values_are_put_back(device: str, threads: int) -> None:
+    on, rng, n = opened(device, threads), np.random.default_rng(0), 400_000
+    indices = np.sort(rng.choice(n, 90_000, replace=False)).astype(np.uint32)
+    winners = np.sort(rng.choice(n, 200_000, replace=False)).astype(np.uint32)
+    indices[rng.choice(indices.size, 30_000, replace=False)] = NOWHERE
+    values = rng.standard_normal(indices.size).astype(np.float32)
+    for among in (True, False):
+        x = rng.standard_normal(n).astype(np.float32)
+        expected = x.copy()
+        on.put_back(x, indices, values, winners, among=among)
+        ReferenceDevice().put_back(expected, indices, values, winners, among=among)
+        assert x.tobytes() == expected.tobytes()

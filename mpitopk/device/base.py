@@ -237,7 +237,7 @@ class Device(Codes):
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
         """Add values to `x`: T[n] at those indices that are (or with `among` False are not) winners.
 
-        The indices are distinct where they are added to. `winners`: uint32, ascending.
+        Indices, but for `plan.NOWHERE`, which is passed over, and `winners` are uint32 and ascending.
         """
 
     @abstractmethod

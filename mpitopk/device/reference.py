@@ -224,7 +224,7 @@ class ReferenceDevice(ReferenceBins, ReferenceLevels, ReferenceLines):
         return sound(sums) and sound(dense)
 
     def put_back(self, x: Array, indices: Array, values: Array, winners: Array, *, among: bool) -> None:
-        chosen = np.isin(indices, winners) == among
+        chosen = (np.isin(indices, winners) == among) & (indices != NOWHERE)
         x[indices[chosen]] += values[chosen]
 
     def divide(self, x: Array, divisor: int) -> bool:

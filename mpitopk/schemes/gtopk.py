@@ -21,7 +21,6 @@ class Merging(Memory):
 
     def __init__(self, rank: Rank, *, conserving: bool) -> None:
         super().__init__(rank)
-        self._size = rank.size
         self._keeps = sum(now.keeps for now in schedule(rank.id, rank.size)) if conserving else 0
         self._ready: Plan | None = None
         self.kept: list[tuple[Array, Array]] = []

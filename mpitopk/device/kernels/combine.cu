@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(THREADS) put_back(float* x, const unsigned* in
   const long long threads = static_cast<long long>(gridDim.x) * THREADS;
   for (long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x; i < count; i += threads) {
     const unsigned index = indices[i];
+    if (index == ~0u) continue;
     if (holds(winners, k, index) == (among != 0)) x[index] = __fadd_rn(x[index], values[i]);
   }
 }

@@ -43,22 +43,25 @@ class Combine {
       const T* sums = sums_.data() + 2 * first;
       const std::array<Stretch<T>, 1> all{{{sums, held}}};
       const Bits<T> kth = kth_largest(all, group.count, scratch_[static_cast<size_t>(t)]);
-      Ranking<T> wins{kth, group.count};
+      size_t ties = group.count;
       bool sound = true;
       for (size_t i = 0; i < held; ++i) {
-        wins.ties -= key_of(sums[i]) > kth;
+        ties -= key_of(sums[i]) > kth;
         sound &= key_of(sums[i]) < Format<T>::too_large;
       }
       if (!sound) too_large = true;
-      size_t to = first;
-      size_t left = first;
-      for (size_t i = 0; i < held; ++i) {
-        const bool won = wins(sums[i]);
-        const Entries<Index, T>& list = won ? out : dropped;
-        size_t& at = won ? to : left;
-        list.indices[at] = where[i];
-        list.values[at++] = sums[i];
-      }
+      // The next place is written until its entry has come: nothing here can be foretold, so nothing branches.
+      const auto pick = [&](Entries<Index, T> list, size_t to, size_t stop, bool winners) {
+        Ranking<T> wins{kth, ties};
+        for (size_t i = 0; to < stop; ++i) {
+          list.indices[to] = where[i];
+          list.values[to] = sums[i];
+          to += wins(sums[i]) == winners;
+        }
+      };
+      const size_t left = first + held - group.count;
+      pick(out, first, end, true);
+      pick(dropped, first, left, false);
       std::fill(dropped.indices + left, dropped.indices + end, nowhere);
       std::fill(dropped.values + left, dropped.values + end, T{0});
     });
@@ -84,7 +87,8 @@ class Combine {
       const Index x = a.indices[i];
       const Index y = b.indices[j];
       indices_.data()[to] = std::min(x, y);
-      sums_.data()[to] = x == y ? a.values[i] + b.values[j] : x < y ? a.values[i] : b.values[j];
+      const T ways[] = {b.values[j], a.values[i], a.values[i] + b.values[j]};
+      sums_.data()[to] = ways[(x <= y) + (x == y)];
       i += x <= y;
       j += y <= x;
     }
@@ -103,14 +107,20 @@ class Combine {
   std::vector<KthScratch<T>> scratch_;
 };
 
-// x[i] += value, for those i that are among the winners, or those that are not.
+// x[i] += value, for those i that are among the winners, or those that are not. Both are ascending, but for
+// what is nowhere and passed over.
 template <class T>
 bool put_back(Pool& pool, T* x, size_t size, Entries<const Index, const T> entries, size_t count,
               const Index* winners, size_t n_winners, bool among) {
   return all_parts(pool, count, [&](size_t first, size_t part) {
+    const Index* const end = winners + n_winners;
+    const Index* next = nullptr;
     for (size_t i = first; i < first + part; ++i) {
       const Index at = entries.indices[i];
-      if (std::binary_search(winners, winners + n_winners, at) != among) continue;
+      if (at == nowhere) continue;
+      if (next == nullptr) next = std::lower_bound(winners, end, at);
+      while (next != end && *next < at) ++next;
+      if ((next != end && *next == at) != among) continue;
       if (at >= size) return false;
       x[at] += entries.values[i];
     }

@@ -464,28 +464,35 @@ class Engine {
       Combine<T>& combine = this->combine_of<T>();
       cut_.update(size, plan.pieces.data, rows, plan.counts.data, plan.counts.size, pool_);
       const size_t k = cut_.total;
-      const auto mine = as<const Index>("indices", indices), theirs = as<const Index>("their_indices", their_indices);
-      const auto x = as<const T>("values", values), y = as<const T>("their_values", their_values);
-      const auto where = as<Index>("out_indices", out_indices), left = as<Index>("dropped_indices", dropped_indices);
+      const auto mine = as<const Index>("indices", indices);
+      const auto x = as<const T>("values", values);
+      const auto theirs = as<const Index>("their_indices", their_indices);
+      const auto y = as<const T>("their_values", their_values);
+      const auto where = as<Index>("out_indices", out_indices);
+      const auto left = as<Index>("dropped_indices", dropped_indices);
       const auto rest = as<T>("dropped_values", dropped_values);
       require(mine.size == k && theirs.size == k && where.size == k && left.size == k && rest.size == k,
               "all lists must be as long as the sum of counts");
       require(to.size >= k && x.size == to.size && y.size == to.size, "all messages must have as many values");
       const py::gil_scoped_release unlocked;
-      Combined sum = combine.run(pool_, cut_, {mine.data, x.data}, {theirs.data, y.data}, {where.data, to.data},
+      const Combined sum = combine.run(pool_, cut_, {mine.data, x.data}, {theirs.data, y.data}, {where.data, to.data},
                                  {left.data, rest.data});
-      bool sound = sum == Combined::fine;
-      for (size_t i = k; i < to.size; ++i) {
-        to.data[i] = x.data[i] + y.data[i];
-        sound &= key_of(to.data[i]) < Format<T>::too_large;
-      }
-      return sum == Combined::misplaced ? -1 : sound ? 1 : 0;
+      const bool sound = all_parts(pool_, to.size - k, [&](size_t first, size_t part) {
+        bool fine = true;
+        for (size_t i = k + first; i < k + first + part; ++i) {
+          to.data[i] = x.data[i] + y.data[i];
+          fine &= key_of(to.data[i]) < Format<T>::too_large;
+        }
+        return fine;
+      });
+      return sum == Combined::misplaced ? -1 : sound && sum == Combined::fine ? 1 : 0;
     });
   }
 
   void put_back(const py::array& x, const py::array& indices, const py::array& values, const py::array& winners,
                 bool among) {
-    const auto at = as<const Index>("indices", indices), won = as<const Index>("winners", winners);
+    const auto at = as<const Index>("indices", indices);
+    const auto won = as<const Index>("winners", winners);
     visit<float, double>("x", x, [&](auto to) {
       using T = std::remove_pointer_t<decltype(to.data)>;
       const auto what = as<const T>("values", values);
