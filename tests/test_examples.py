@@ -212,7 +212,10 @@ def compare(folder: Path, ranks: int, *arguments: str) -> tuple[str, list[dict[s
 
 
 def test_the_schemes_are_compared_at_matched_traffic(tmp_path: Path) -> None:
-    """Every one that has a density moves as much as TopK; two processes share out the runs."""
+    """Every one that has a density moves as much as TopK; two processes share out the runs.
+
+    But for those that do not send the same number in every step.
+    """
     table, points = compare(tmp_path, 2, "--ranks-simulated", "2", "3", "--density", "0.02")
     ends = [point for point in points if point["step"] == "15"]
     assert len(points) == 10 * len(ends)
@@ -220,11 +223,12 @@ def test_the_schemes_are_compared_at_matched_traffic(tmp_path: Path) -> None:
     for point in ends:
         (topk,) = [p for p in ends if p["scheme"] == "TopK" and p["ranks"] == point["ranks"]]
         if point["density"]:
-            assert float(point["bytes"]) == pytest.approx(float(topk["bytes"]), rel=0.05), point
+            near = 1 / 3 if point["scheme"] in ("GaussianK", "Filter") else 0.05
+            assert float(point["bytes"]) == pytest.approx(float(topk["bytes"]), rel=near), point
         assert float(point["seconds"]) > 0
     for one, next_ in itertools.pairwise(points):
         if int(next_["step"]) > int(one["step"]):
-            assert int(next_["bytes"]) > int(one["bytes"])
+            assert int(next_["bytes"]) > int(one["bytes"]), next_
             assert float(next_["seconds"]) > float(one["seconds"])
     assert "On a network with 20 us a message and 1.25 GB/s" in table
 
