@@ -135,7 +135,7 @@ def test_simulated_ranks(
 @each_case
 def test_real_ranks(comm: Any, scheme: Any, definition: Any, options: dict[str, Any], device: str) -> None:
     world = Mpi(comm, LAYOUT, scheme(**options), device=device)
-    bodies.follows(world, definition(comm.size, SEGMENTS, **options))
+    bodies.follows(world, definition(comm.size, SEGMENTS, **options), 20)
 
 
 @pytest.mark.mpi
