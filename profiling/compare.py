@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields
+from datetime import date
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
@@ -283,6 +286,8 @@ def main() -> None:
         table = "".join(f"| {' | '.join(row)} |\n" for row in rows(points, tasks))
         if options.ranks_simulated:
             table += f"\n{ON_NETWORK}; computing takes no time.\n"
+        machine = f"{platform.system()}, {os.cpu_count()} processors ({platform.machine()})"
+        table += f"\n{date.today()}, {machine}, NumPy {np.__version__}.\n"
         print(table, end="")
         if options.output:
             write(points, table, options.output)
