@@ -58,6 +58,7 @@ SCHEMES: dict[str, mpitopk.Scheme | Make] = {
     "TopK": mpitopk.TopK,
     "TopK, float16": partial(mpitopk.TopK, values="float16"),
     "DGC": mpitopk.DGC,
+    "DGC, unmasked": partial(mpitopk.DGC, masking=False),
     "LAGS": mpitopk.LAGS(BACKWARD, NETWORK.latency, NETWORK.bandwidth, cap=100),
     "GaussianK": mpitopk.GaussianK,
     "Filter": partial(mpitopk.Filter, sample=20),
