@@ -9,7 +9,23 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitopk import DGC, Dense, Filter, GaussianK, Layout, RandomK, Runtime, TopK
+from mpitopk import (
+    ALQ,
+    DGC,
+    LAGS,
+    QSGD,
+    AdaComp,
+    Dense,
+    Filter,
+    GaussianK,
+    Grassmann,
+    GTopK,
+    Layout,
+    RandomK,
+    Runtime,
+    ScaleCom,
+    TopK,
+)
 from mpitopk.device import WHY_NOT_COMPILED
 
 SIZE = 1_000_000
@@ -26,6 +42,16 @@ SIZE = 1_000_000
         (GaussianK(0.01), False),
         (Filter(0.01), False),
         (DGC(0.01, selector="sampled"), False),
+        (DGC(0.01), False),
+        (ScaleCom(0.01), False),
+        (ScaleCom(chunk=100), False),
+        (GTopK(0.01), False),
+        (LAGS({"w": 0.0}), False),
+        (AdaComp(), False),
+        (QSGD(), False),
+        (QSGD(coding="elias"), False),
+        (ALQ(), False),
+        (Grassmann(), False),
         (RandomK(0.01), False),
         (RandomK(0.01), True),
         (Dense(), False),

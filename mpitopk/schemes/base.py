@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from mpitopk.collectives import Collective
+from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Rank:
     """Entries that this rank sent in the last step."""
     held: int = 0
     """Entries of the last mean that some rank sent."""
+
+    def key(self, seed: int) -> int:
+        """Return 64 bits for this step of this rank; see `check_seed`."""
+        return splitmix64(splitmix64(seed << 32 | self.step) + self.id)
 
 
 class State(ABC):
@@ -168,3 +173,9 @@ def check_options(scheme: type[Scheme], options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{scheme.__name__} has no option {option!r}: {nearest(option, known)}")
         if isinstance(known[option], bool) and not isinstance(value, bool):
             raise ConfigError(f"{option} is {value!r}: give True or False")
+
+
+def check_seed(seed: object) -> None:
+    """Raise `ConfigError` for a seed that cannot be combined with a step."""
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise ConfigError(f"seed is {seed!r}: give a whole number from 0 below 2**32")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpitopk.errors import ConfigError, nearest
-from mpitopk.schemes.base import About, Rank
-from mpitopk.schemes.sparsifier import check_seed
+from mpitopk.schemes.base import About, Rank, check_seed
 from mpitopk.schemes.threshold import Sampling, move_exactly, refuse_per_segment, select_by
 from mpitopk.schemes.topk import TopK
 

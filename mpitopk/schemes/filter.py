@@ -8,8 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpitopk.errors import ConfigError
-from mpitopk.schemes.base import About, Rank
-from mpitopk.schemes.sparsifier import check_seed
+from mpitopk.schemes.base import About, Rank, check_seed
 from mpitopk.schemes.threshold import Sampling, Thresholded, move_exactly
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpitopk.collectives import Allgatherv
 from mpitopk.errors import ConfigError
 from mpitopk.lines import LONGEST, Lines, codebook, digest
-from mpitopk.schemes.base import About, Rank, Scheme, Sparse, Steps
+from mpitopk.schemes.base import About, Rank, Scheme, Sparse, Steps, check_seed
 from mpitopk.schemes.sparsifier import Memory
 from mpitopk.wire import Message, message_bytes
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MOST_BITS = 12
 HINGES = (8, 16)
-MAX_SEED = 2**32
 
 
 class Coded(Memory):
@@ -81,11 +80,12 @@ class Grassmann(Scheme):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        ranges = {"block": (1, LONGEST), "bits": (0, MOST_BITS), "seed": (0, MAX_SEED - 1)}
+        ranges = {"block": (1, LONGEST), "bits": (0, MOST_BITS)}
         for option, (least, most) in ranges.items():
             value = getattr(self, option)
             if type(value) is not int or not least <= value <= most:
                 raise ConfigError(f"{option} is {value!r}: give a whole number from {least} to {most}")
+        check_seed(self.seed)
         if type(self.hinge_bits) is not int or self.hinge_bits not in HINGES:
             raise ConfigError(f"hinge_bits is {self.hinge_bits!r}: give 8 or 16")
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitopk.collectives import Allgatherv
-from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError, nearest
-from mpitopk.schemes.base import Rank, Scheme, Whole
+from mpitopk.schemes.base import Rank, Scheme, Whole, check_seed
 from mpitopk.wire import Message, message_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 NORMS = ("max", "l2")
 MAX_BUCKET = 65536
-MAX_SEED = 2**32
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ class Quantizer(Scheme):
             raise ConfigError(f"bucket is {self.bucket!r}: give a multiple of 32 up to {MAX_BUCKET}")
         if self.norm not in NORMS:
             raise ConfigError(f"norm is {self.norm!r}: {nearest(str(self.norm), NORMS)}")
-        if not _whole(self.seed) or not 0 <= self.seed < MAX_SEED:
-            raise ConfigError(f"seed is {self.seed!r}: give a whole number from 0 below 2**32")
+        check_seed(self.seed)
 
     @property
     def top(self) -> int:
@@ -71,8 +68,7 @@ class Quantizer(Scheme):
 
     def encode(self, rank: Rank, state: Codes, gradient: Array, levels: Array) -> bool:
         """Write the codes and scales of a gradient to the message; return whether all of it is finite."""
-        key = splitmix64(splitmix64(self.seed << 32 | rank.step) + rank.id)
-        largest = self.norm == "max"
+        key, largest = rank.key(self.seed), self.norm == "max"
         return rank.device.quantize(gradient, levels, self.bucket, largest, key, state.codes, state.scales)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mpitopk.collectives import Allreduce
 from mpitopk.device.hashing import splitmix64
-from mpitopk.schemes.base import About, Rank, Steps
-from mpitopk.schemes.sparsifier import Memory, Sparsifier, check_seed
+from mpitopk.schemes.base import About, Rank, Steps, check_seed
+from mpitopk.schemes.sparsifier import Memory, Sparsifier
 
 if TYPE_CHECKING:
     from mpitopk.typing import Array

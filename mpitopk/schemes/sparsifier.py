@@ -108,12 +108,6 @@ class Sparsifier(Planned):
         )
 
 
-def check_seed(seed: object) -> None:
-    """Raise `ConfigError` for a seed that cannot be combined with a step."""
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise ConfigError(f"seed is {seed!r}: give a whole number from 0 below 2**32")
-
-
 class Memory(State):
     """Error feedback and scratch of a sparsifier.
 

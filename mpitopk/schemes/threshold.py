@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpitopk.device.hashing import splitmix64
 from mpitopk.errors import ConfigError
 from mpitopk.plan import Plan
 from mpitopk.schemes.base import Rank
@@ -81,7 +80,7 @@ class Sampler:
     def threshold(self, rank: Rank, x: Array, seed: int) -> float:
         """Return the magnitude; seed, step and rank determine which entries are looked at."""
         device, values = rank.device, self._largest[1]
-        device.sample(x, self.plan, splitmix64(splitmix64(seed << 32 | rank.step) + rank.id), self._sample)
+        device.sample(x, self.plan, rank.key(seed), self._sample)
         device.select(self._sample, self._of, *self._largest)
         return float(np.abs(device.mirror(values, "the sample")).min())
 
