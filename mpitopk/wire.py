@@ -178,6 +178,13 @@ class Messages:
         return self.heads or (self.buffer.data.cast("q"), [start >> 3 for start in self.starts])
 
     @property
+    def each(self) -> Iterator[Messages]:
+        """Yield every message by itself."""
+        words, begins = self.words
+        for start, size, begin in zip(self.starts, self.sizes, begins, strict=True):
+            yield Messages(self.buffer, [start], [size], (words, [begin]))
+
+    @property
     def headers(self) -> list[Header]:
         """The headers of all ranks."""
         words, begins = self.words

@@ -57,6 +57,7 @@ SCHEMES: dict[str, mpitopk.Scheme | Make] = {
     "Dense": mpitopk.Dense(),
     "TopK": mpitopk.TopK,
     "TopK, float16": partial(mpitopk.TopK, values="float16"),
+    "TopK, QSGD": partial(mpitopk.TopK, values=mpitopk.QSGD()),
     "DGC": mpitopk.DGC,
     "DGC, unmasked": partial(mpitopk.DGC, masking=False),
     "LAGS": mpitopk.LAGS(BACKWARD, NETWORK.latency, NETWORK.bandwidth, cap=100),

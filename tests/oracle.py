@@ -55,12 +55,13 @@ class TopK:
         density: Any,
         per_segment: bool = False,
         dense_below: int = 0,
-        values: str = "float32",
+        values: Any = "float32",
     ) -> None:
         self.segments = segments
         self.size = segments[-1][1]
         self.options = density, per_segment, dense_below
-        self.values = np.dtype(values)
+        self.rounding = None if isinstance(values, str) else values
+        self.values = np.dtype(values if isinstance(values, str) else "float32")
         self.residuals = np.zeros((ranks, self.size))
         self.steps = 0
 
@@ -90,17 +91,31 @@ class TopK:
         whole, winners = self.chosen(a)
         return sorted(whole + winners)
 
+    def stored(self, a: Array) -> Array:
+        """Return what is kept: rounded as it is, where it would otherwise come to other levels."""
+        return a.astype(np.float32).astype(np.float64) if self.rounding else a
+
+    def sent(self, a: Array, whole: list[int], winners: list[int]) -> Array:
+        """Return what travels of a rank's entries."""
+        sent, at = np.zeros(self.size), winners + whole
+        sent[at] = a[at].astype(self.values).astype(np.float64)
+        if self.rounding:
+            how = self.rounding
+            options = {"bits": how.bits, "bucket": how.bucket, "norm": how.norm, "seed": how.seed}
+            quantizer = Quantizer(1, [(0, len(at))], **options)
+            quantizer.steps = self.steps
+            sent[at] = self.stored(quantizer.one(self.rank, a[at]))
+        return sent
+
     def step(self, gradients: Array) -> Array:
         """Return the mean; update the residuals."""
         total = np.zeros(self.size)
-        for rank, gradient in enumerate(gradients):
-            self.rank = rank
-            a = self.residuals[rank] + gradient
-            sent = np.zeros(self.size)
-            at = self.selected(a)
-            sent[at] = a[at].astype(self.values).astype(np.float64)
+        for self.rank, gradient in enumerate(gradients):
+            rank = self.rank
+            a = self.stored(self.residuals[rank] + gradient)
+            sent = self.sent(a, *self.chosen(a))
             total += sent
-            self.residuals[rank] = a - sent
+            self.residuals[rank] = self.stored(a - sent)
         self.steps += 1
         return total / len(gradients)
 
@@ -231,11 +246,11 @@ class DGC(TopK):
             else:
                 self.momenta[p] = self.momentum * self.momenta[p] + g
                 v = self.residuals[p] + self.momenta[p]
+            self.momenta[p], v = self.stored(self.momenta[p]), self.stored(v)
             whole, winners = self.chosen(v)
-            sent = np.zeros(self.size)
-            sent[whole + winners] = v[whole + winners].astype(self.values).astype(np.float64)
+            sent = self.sent(v, whole, winners)
             total += sent
-            self.residuals[p] = v - sent
+            self.residuals[p] = self.stored(v - sent)
             if self.masking:
                 self.momenta[p, winners] = 0
         self.steps += 1
@@ -455,13 +470,16 @@ class Quantizer:
         level = np.where((ratios > cut) | (ratios == 1), table[below + 1], table[below])
         return np.copysign(level.astype(np.float64) * scale, part)
 
+    def one(self, rank: int, g: Array) -> Array:
+        """Return what a rank's entries become."""
+        numbers, buckets = self.numbers(rank), range(0, self.size, self.bucket)
+        parts = [slice(at, at + self.bucket) for at in buckets]
+        return np.concatenate([self.rounded(g[part], numbers[part]) for part in parts] or [g])
+
     def step(self, gradients: Array) -> Array:
         total = np.zeros(self.size)
         for rank, gradient in enumerate(gradients):
-            numbers, g = self.numbers(rank), gradient.astype(np.float64)
-            for at in range(0, self.size, self.bucket):
-                part = slice(at, at + self.bucket)
-                total[part] += self.rounded(g[part], numbers[part])
+            total += self.one(rank, gradient.astype(np.float64))
         self.steps += 1
         return total / len(gradients)
 

@@ -51,7 +51,7 @@ if [ "${1:-}" = --quick ]; then
 else
   run "one process" "$bin/pytest" -q --color=no
   on_cuda=(env MPITOPK_TEST_DEVICES=cuda)
-  cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py tests/test_lags.py tests/test_adacomp.py tests/test_quantize.py tests/test_qsgd.py tests/test_alq.py tests/test_thresholds.py tests/test_gaussiank.py tests/test_dgc_sampled.py tests/test_filter.py tests/test_scalecom.py tests/test_elias.py tests/test_grassmann.py)
+  cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py tests/test_lags.py tests/test_adacomp.py tests/test_quantize.py tests/test_rounding.py tests/test_qsgd.py tests/test_alq.py tests/test_thresholds.py tests/test_gaussiank.py tests/test_dgc_sampled.py tests/test_filter.py tests/test_scalecom.py tests/test_elias.py tests/test_grassmann.py)
   run "one process, CUDA kernels" "${on_cuda[@]}" "$bin/pytest" -q --color=no "${cuda_files[@]}"
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
   MPITOPK_TEST_DEVICES=cuda on_ranks 3 mpi

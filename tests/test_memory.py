@@ -39,6 +39,7 @@ SIZE = 1_000_000
         (TopK(0.01), False),
         (TopK(0.01), True),
         (TopK(0.01, values="float16"), False),
+        (TopK(0.01, values=QSGD()), False),
         (GaussianK(0.01), False),
         (Filter(0.01), False),
         (DGC(0.01, selector="sampled"), False),

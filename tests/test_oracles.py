@@ -21,11 +21,33 @@ from mpitopk import (
     GTopK,
     ScaleCom,
     Simulation,
+    TopK,
     warmup,
 )
 
 TIMES = {"w": 3.1e-4, "b": 0.0, "none": 0.0, "v": 5.3e-4, "s": 0.0}
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "topk, 4 bits": (TopK, oracle.TopK, {"density": 0.2, "values": QSGD(bits=4)}),
+    "topk, 8 bits, small ones dense": (
+        *(TopK, oracle.TopK),
+        {"density": 0.1, "dense_below": 20, "values": QSGD(bits=8, bucket=32, norm="l2", seed=4)},
+    ),
+    "topk, 2 bits, per segment": (
+        *(TopK, oracle.TopK),
+        {"density": 0.2, "per_segment": True, "dense_below": 8, "values": QSGD(bits=2, bucket=64)},
+    ),
+    "topk, 3 bits, schedule": (
+        *(TopK, oracle.TopK),
+        {"density": lambda step: 0.8 / (step + 1), "values": QSGD(bits=3, seed=1)},
+    ),
+    "topk, 5 bits, everything": (TopK, oracle.TopK, {"density": 1.0, "values": QSGD(bits=5)}),
+    "dgc, 8 bits": (DGC, oracle.DGC, {"density": 0.1, "values": QSGD(bits=8, bucket=32)}),
+    "dgc, sampled, 6 bits": (
+        *(DGC, oracle.DGC),
+        {"density": 0.05, "selector": "sampled", "dense_below": 20, "values": QSGD(bits=6)},
+    ),
+    "filter, 4 bits": (Filter, oracle.Filter, {"density": 0.1, "sample": 4, "values": QSGD()}),
+    "gaussiank, 8 bits": (GaussianK, oracle.GaussianK, {"density": 0.1, "values": QSGD(bits=8)}),
     "dgc": (DGC, oracle.DGC, {"density": 0.05}),
     "dgc, nesterov": (DGC, oracle.DGC, {"density": 0.05, "nesterov": True}),
     "dgc, unmasked": (DGC, oracle.DGC, {"density": 0.05, "masking": False, "momentum": 0.5}),

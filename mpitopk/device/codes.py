@@ -100,7 +100,7 @@ class Codes(ABC):
         """Decode messages, add them in rank order from 0, and write the sum over `divisor` to `out`: T[n].
 
         A message is words, as indices alone: those of the scales, of its own levels if `levels` is None, and
-        of the codes.
+        of the codes; others may follow.
         """
 
     def to_elias(self, codes: Array, bits: int, size: int, bucket: int, out: Array) -> int:  # noqa: ARG002

@@ -77,7 +77,7 @@ class ReferenceLevels(HostMemoryDevice):
                 scales, rest = np.split(words, [buckets * out.itemsize // 4])
                 own, rest = np.split(rest, [0 if levels is not None else 1 << bits - 1])
                 table = own.view(np.float32) if levels is None else levels
-                planes = rest.reshape(-1, bits, 1) >> places & np.uint32(1)
+                planes = rest[: bits * -(-out.size // 32)].reshape(-1, bits, 1) >> places & np.uint32(1)
                 code = np.add.reduce(planes << places[:bits, None], axis=1, dtype=np.uint32).reshape(-1)
                 code = code[: out.size]
                 sizes = (

@@ -31,7 +31,7 @@ class Binned(Memory):
     def message_of(self, entries: int) -> Message:
         """Return a blank message with room for so many entries."""
         words = self.bins.words(entries)
-        room = self._grown("send", message_bytes(words, 0, 0))
+        room = self.grown("send", message_bytes(words, 0, 0))
         return Message.blank(room, words, 0, None, self._layout)
 
 

@@ -25,7 +25,7 @@ class Coded(Memory):
     def __init__(self, rank: Rank, scheme: Grassmann) -> None:
         super().__init__(rank)
         self.lines = Lines.of(rank.layout, scheme.vectors, scheme.hinge_bits)
-        room = self._grown("send", message_bytes(self.lines.words, 0, 0))
+        room = self.grown("send", message_bytes(self.lines.words, 0, 0))
         self.message = Message.blank(room, self.lines.words, 0, None, rank.layout.digest)
 
 

@@ -34,8 +34,8 @@ class Merging(Memory):
             return
         self._merged = self.blank("merged", scheme, rank)
         rows, k, dtype = self._keeps + 1, plan.total, self._accumulator
-        indices = self._grown("dropped indices", 4 * k * rows).view("uint32")
-        values = self._grown("dropped values", self.values.nbytes * rows).view(dtype)
+        indices = self.grown("dropped indices", 4 * k * rows).view("uint32")
+        values = self.grown("dropped values", self.values.nbytes * rows).view(dtype)
         self._rows = [(indices[i * k : i * k + k], values[i * k : i * k + k]) for i in range(rows)]
         self._device.reserve(plan)
         self._ready = plan

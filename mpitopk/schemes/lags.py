@@ -41,9 +41,9 @@ class Layered(Memory):
             self.entries = Message.blank(
                 self.message.buffer, plan.total, 0, str(self.values.dtype), rank.layout.digest
             )
-            self.dense_mean = self._grown("dense", nbytes).view(self.values.dtype)
+            self.dense_mean = self.grown("dense", nbytes).view(self.values.dtype)
             union = min(size - plan.dense_total, ranks * plan.total)
-            self._grown("joined", message_bytes(union, plan.dense_total, self.values.itemsize))
+            self.grown("joined", message_bytes(union, plan.dense_total, self.values.itemsize))
 
     @property
     def dense(self) -> Array:
@@ -57,7 +57,7 @@ class Layered(Memory):
             messages, self.plan.dense[:0], rank.size, layout.size, layout.accumulator
         )
         count, itemsize = indices.size, self.values.itemsize
-        room = self._grown("joined", message_bytes(count, dense, itemsize))
+        room = self.grown("joined", message_bytes(count, dense, itemsize))
         message = Message.blank(room, count, dense, layout.accumulator, layout.digest)
         message.indices[:] = indices
         message.values[:count] = values

@@ -32,7 +32,7 @@ class Led(Memory):
     def prepare(self, scheme: Planned, rank: Rank) -> None:
         """Make room for all that a step needs, so that nothing can fail between its collectives."""
         super().prepare(scheme, rank)
-        self._room_for_choice = self._grown("choice", message_bytes(self.plan.total, 0, 0))
+        self._room_for_choice = self.grown("choice", message_bytes(self.plan.total, 0, 0))
         self.mean = self.blank("receive", scheme, rank)
 
     def choice(self) -> Allgatherv:

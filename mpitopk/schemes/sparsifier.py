@@ -14,6 +14,7 @@ from mpitopk.schemes.base import Density, Rank, Scheme, Sparse, State
 from mpitopk.wire import Message, Messages, message_bytes
 
 if TYPE_CHECKING:
+    from mpitopk.schemes.rounding import Rounding
     from mpitopk.typing import Array
 
 
@@ -123,6 +124,7 @@ class Memory(State):
         self._feedback = feedback
         self.residual = device.zeros(layout.size if feedback else 0, self._accumulator)
         self.spare = device.empty(layout.size, self._accumulator)
+        self.rounding: Rounding | None = None
         self._setting: float | None = None
         self._room: dict[str, Array] = {}
 
@@ -142,8 +144,8 @@ class Memory(State):
             return
         self.plan = scheme.plan(rank)
         most = scheme.most(self.plan)
-        indices = self._grown("indices", 4 * most)
-        values = self._grown("values", most * np.dtype(self._accumulator).itemsize)
+        indices = self.grown("indices", 4 * most)
+        values = self.grown("values", most * np.dtype(self._accumulator).itemsize)
         self.room = indices.view("uint32"), values.view(self._accumulator)
         self.hold(most, scheme, rank)
         self._setting = setting
@@ -170,10 +172,11 @@ class Memory(State):
     def blank(self, name: str, scheme: Planned, rank: Rank) -> Message:
         """Return a message for what is held, in the room of that name."""
         count, dense, values = self.indices.size, self.plan.dense_total, scheme.values_type(rank)
-        room = self._grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
+        room = self.grown(name, message_bytes(count, dense, np.dtype(values).itemsize))
         return Message.blank(room, count, dense, values, rank.layout.digest)
 
-    def _grown(self, name: str, nbytes: int) -> Array:
+    def grown(self, name: str, nbytes: int) -> Array:
+        """Return the memory of that name, which is made larger where it is too small."""
         if name not in self._room or self._room[name].size < nbytes:
             self._room[name] = self._device.empty(nbytes, "uint8")
         return self._room[name][:nbytes]

@@ -532,7 +532,7 @@ class Engine {
       for (size_t p = 0; p < starts.size(); ++p) {
         const auto start = static_cast<size_t>(starts[p]);
         const bool inside = starts[p] >= 0 && start + header_bytes + 4 * needed <= bytes.size;
-        require(inside && counts[p] == static_cast<std::int64_t>(needed), "a message lies outside of the buffer");
+        require(inside && counts[p] >= static_cast<std::int64_t>(needed), "a message lies outside of the buffer");
         Coded<T> message;
         message.scales = reinterpret_cast<const T*>(bytes.data + start + header_bytes);
         message.words = reinterpret_cast<const std::uint32_t*>(message.scales + scales);
