@@ -106,7 +106,7 @@ def _cupy() -> Item:
     if not version:
         return Item("cupy", "", "not installed: gradients live in host memory")
     why_not = why_no_gpu()
-    return Item("cupy", version, f"no GPU: {why_not}" if why_not else "ok: device='cuda' runs kernels")
+    return Item("cupy", version, f"no GPU: {why_not}" if why_not else "ok: a kernel ran; device='cuda'")
 
 
 def _nvtx() -> Item:

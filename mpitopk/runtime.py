@@ -40,8 +40,9 @@ class Runtime:
     scheme : Scheme
         Such as `TopK(density=0.01)` or `Dense()`.
     device : {"auto", "host", "numpy", "cuda", "cupy"}
-        Where the gradient lives: in host memory, for compiled kernels or plain NumPy ("auto": the better
-        that is there), or on a GPU, for our kernels or (a reference) selection by `cupy.partition`.
+        Where the gradient lives: in host memory, for compiled kernels or plain NumPy, or on a GPU, for
+        our kernels or (a reference) selection by `cupy.partition`. "auto": on a GPU, if the program has
+        imported CuPy and a kernel runs there; otherwise on the host, with the better that is there.
     threads : int, optional
         Threads of a rank; by default its share of the processors that the node's ranks may use.
     nonfinite : {"raise", "skip", "zero"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import devices
@@ -50,6 +51,16 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpitopk.device.find_spec", lambda _: None)
     assert "CuPy is not installed" in why_no_gpu()
     why_no_gpu.cache_clear()
+
+
+def test_auto_is_a_gpu_for_a_program_with_cupy(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where CuPy is merely installed, nor where no kernel runs."""
+    host = open_device("auto", 1).name
+    assert host in ("host", "numpy")
+    monkeypatch.setitem(sys.modules, "cupy", cuda.cupy)
+    assert open_device("auto", 1).name == "cuda"
+    monkeypatch.setattr(cuda.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    assert open_device("auto", 1).name == host
 
 
 def test_an_old_cupy(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:

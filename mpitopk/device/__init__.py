@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib.util import find_spec
 from numbers import Integral
@@ -38,7 +39,8 @@ def why_no_gpu() -> str:
 def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
     """Return a device by name; `local_rank`: of this rank among those of its node.
 
-    "auto" stays on the host, so that installing CuPy does not break a program whose arrays are NumPy's.
+    "auto" is a GPU for a program that has imported CuPy, if a kernel runs on one, since its gradients will
+    be there; that CuPy is installed says nothing of them. Otherwise it is the better device of the host.
 
     Raises
     ------
@@ -51,6 +53,9 @@ def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
         raise ConfigError(f"device is {name!r}: {nearest(str(name), NAMES)}")
     if not isinstance(threads, Integral) or threads < 1:
         raise ConfigError(f"threads is {threads!r}: give a whole number from 1")
+    if name == "auto":
+        on_gpu = "cupy" in sys.modules and not why_no_gpu()
+        name = "cuda" if on_gpu else "numpy" if WHY_NOT_COMPILED else "host"
     if name in ("cuda", "cupy"):
         why_not = why_no_gpu()
         if why_not:
@@ -63,7 +68,7 @@ def open_device(name: str, threads: int, local_rank: int = 0) -> Device:
         from mpitopk.device.partition import PartitionDevice
 
         return PartitionDevice()
-    if name == "numpy" or (name == "auto" and WHY_NOT_COMPILED):
+    if name == "numpy":
         return ReferenceDevice()
     if WHY_NOT_COMPILED:
         raise DeviceError(
