@@ -29,8 +29,8 @@ def host_array(x: object, what: str) -> Array:
         array = np.asarray(x)  # of a subclass: the plain array
     elif hasattr(x, "__cuda_array_interface__"):
         raise GradientError(
-            f"{what} is on a GPU ({type(x).__name__}) and the runtime on the host: take device='cuda', or copy "
-            "it to the host first"
+            f"{what} is on a GPU ({type(x).__name__}) and the runtime on the host: take device='cuda', or "
+            "copy it to the host first"
         )
     else:
         array = _viewed(x, what)
