@@ -40,9 +40,8 @@ class Runtime:
     scheme : Scheme
         Such as `TopK(density=0.01)` or `Dense()`.
     device : {"auto", "host", "numpy", "cuda", "cupy"}
-        Where the gradient lives: in host memory, for compiled kernels or plain NumPy, or on a GPU, for
-        our kernels or (a reference) selection by `cupy.partition`. "auto": on a GPU, if the program has
-        imported CuPy and a kernel runs there; otherwise on the host, with the better that is there.
+        Where the gradient lives: in host memory, for compiled kernels or plain NumPy, or on a GPU, for our
+        kernels or (a reference) selection by `cupy.partition`. "auto": see `device.open_device`.
     threads : int, optional
         Threads of a rank; by default its share of the processors that the node's ranks may use.
     nonfinite : {"raise", "skip", "zero"}

@@ -321,9 +321,9 @@ class LAGS(TopK):
             k = max(math.ceil(n / cap), math.floor(Fraction(min(k, layer), layer or 1) * n))
             self.counts[i] = k if k < Fraction(n, ranks) else n
 
-    def selected(self, a: Array) -> list[int]:
+    def chosen(self, a: Array) -> tuple[list[int], list[int]]:
         pairs = zip(self.segments, self.counts, strict=True)
-        return [start + i for (start, stop), k in pairs for i in largest(a[start:stop], k)]
+        return [], [start + i for (start, stop), k in pairs for i in largest(a[start:stop], k)]
 
 
 class AdaComp:

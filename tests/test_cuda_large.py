@@ -1,4 +1,4 @@
-"""The CUDA kernels on more than 2**31 entries: half an hour on a processor and 20 GB, so only when asked for."""
+"""The CUDA kernels on more than 2**31 entries: half an hour on a processor, 20 GB, so only when asked for."""
 
 from __future__ import annotations
 
