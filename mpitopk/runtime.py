@@ -200,6 +200,7 @@ class Runtime:
             if request is None:
                 self._metrics.count(me.rank)
                 self._metrics.warn_if_dear(self.scheme, me.rank)
+                self._trace.end(me, self._metrics)
                 return me.result
 
     def _end_together(self, sparse: bool) -> Array | Sparse:
@@ -207,8 +208,7 @@ class Runtime:
         me = self._participant
         reports = self._transport.gather_objects(me.report())
         me.abandon()
-        error = verdict(reports, me.nonfinite)
-        if error is not None:
+        if error := verdict(reports, me.nonfinite):
             raise error from me.failure
         self._metrics.skipped += 1
         return me.skipped(sparse)

@@ -1,6 +1,7 @@
 """Where the time goes: NVTX ranges for Nsight Systems, seconds per phase, and a timeline.
 
 The timeline is in the trace event format that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+Beside the ranges it has counters, at the end of each step.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpitopk.agreement import Gather, together
+from mpitopk.costs import allreduce_bytes
 from mpitopk.errors import ConfigError
 
 if TYPE_CHECKING:
     from mpitopk.device.base import Device
+    from mpitopk.metrics import Metrics
+    from mpitopk.participant import Participant
 
+NORM_EVERY = 16
+"""Steps from one norm of the residual in the timeline to the next: it takes a third of a step to compute."""
 PHASES = {
     "norm": "accumulate",
     "accumulate": "accumulate",
@@ -65,6 +71,15 @@ class Event(NamedTuple):
     step: int
 
 
+class Count(NamedTuple):
+    """What a step has come to, at its end, by the names of the series."""
+
+    name: str
+    time: int
+    values: dict[str, float]
+    step: int
+
+
 class Range:
     """A named stretch of time, to be entered with `with` any number of times, but not nested."""
 
@@ -79,6 +94,7 @@ class Range:
         """Begin; return the time in ns of the clock that all ranks share."""
         trace = self._trace
         if trace.domain is not None:
+            self._attributes.payload = trace.step
             trace.domain.push_range(self._attributes)
         self._start = start = perf_counter_ns() + trace.offset
         return start
@@ -102,9 +118,14 @@ class Trace:
     offset : int
         What to add to this process's clock to get the one that all ranks share, in ns.
     step : int
-        The step that events belong to.
+        The step that events belong to: from the end of one, what happens belongs to the next. It is the
+        payload of NVTX ranges.
     events : list of Event, or None
         The timeline, if one is kept.
+    counts : list of Count
+        What belongs to the timeline beside.
+    about : dict
+        What the timeline is of.
     """
 
     def __init__(self, *, timeline: bool = False) -> None:
@@ -112,6 +133,9 @@ class Trace:
         self.offset = 0
         self.step = 0
         self.events: list[Event] | None = [] if timeline else None
+        self.counts: list[Count] = []
+        self.about: dict[str, Any] = {}
+        self._bytes = 0
         self.domain = _nvtx_domain()
         self._ranges: dict[str, Range] = {}
 
@@ -148,8 +172,30 @@ class Trace:
         self.add("wait", arrival, slowest)
         self.add("transfer", slowest, stop)
 
+    def end(self, me: Participant, metrics: Metrics) -> None:
+        """Take note of a step that has been taken."""
+        taken, self.step = self.step, me.rank.step
+        if self.events is not None:
+            self._count(taken, me, metrics)
+
+    def _count(self, step: int, me: Participant, metrics: Metrics) -> None:
+        layout, ranks, time = me.rank.layout, me.rank.size, self.now()
+        dense = allreduce_bytes(layout.nbytes, ranks)
+        self.about = {"scheme": me.scheme.describe(), "entries": layout.size, "dense_bytes": dense}
+        values: dict[str, dict[str, float]] = {
+            "bytes": {"received": metrics.bytes - self._bytes},
+            "density": {"sent": metrics.density, "union": metrics.union},
+        }
+        self._bytes = metrics.bytes
+        residual = me.state.saved.get("residual")
+        if residual is not None and step % NORM_EVERY == 0:
+            with self.range("recording"):
+                values["residual"] = {"norm": self._norm(residual)}
+        self.counts += [Count(name, time, value, step) for name, value in values.items()]
+
     def instrument(self, device: Device) -> None:
         """Wrap the operations of a device in the range of their phase."""
+        self._norm = device.norm
         for operation, phase in PHASES.items():
             setattr(device, operation, _within(self.range(phase), getattr(device, operation)))
 
@@ -176,21 +222,21 @@ def _nvtx_domain() -> Any:
 
 def share_timeline(path: str, trace: Trace, gather: Gather, rank: int) -> None:
     """Let rank 0 write what all ranks have recorded; if it cannot, all raise `ConfigError`."""
-    every = gather(trace.events)
+    every = gather((trace.events, trace.counts))
 
     def write() -> bool:
         if rank == 0:
-            write_timeline(path, every)
+            write_timeline(path, every, trace.about)
         return True
 
     together(gather, rank, write, lambda done: done)
 
 
-def write_timeline(path: str, ranks: list[list[Event]]) -> None:
+def write_timeline(path: str, ranks: list[tuple[list[Event], list[Count]]], about: dict[str, Any]) -> None:
     """Write the events of all ranks to one file; a rank is a process, times begin at 0."""
-    zero = min((event.start for events in ranks for event in events), default=0)
+    zero = min((event.start for events, _ in ranks for event in events), default=0)
     records: list[dict[str, Any]] = []
-    for rank, events in enumerate(ranks):
+    for rank, (events, counts) in enumerate(ranks):
         records.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
         records.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
         records.extend(
@@ -206,8 +252,21 @@ def write_timeline(path: str, ranks: list[list[Event]]) -> None:
             }
             for event in events
         )
+        records.extend(
+            {
+                "ph": "C",
+                "name": count.name,
+                "pid": rank,
+                "ts": (count.time - zero) / 1e3,
+                "step": count.step,  # not among the values, which are drawn
+                "args": count.values,
+            }
+            for count in counts
+        )
     try:
-        Path(path).write_text(json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}))
+        about = {"ranks": len(ranks), **about}
+        text = json.dumps({"traceEvents": records, "displayTimeUnit": "ms", "otherData": about})
+        Path(path).write_text(text)
     except OSError as error:
         raise ConfigError(
             f"MPITOPK_TIMELINE is {path!r}, which cannot be written ({error.strerror}): "
