@@ -83,7 +83,7 @@ class Count(NamedTuple):
 class Range:
     """A named stretch of time, to be entered with `with` any number of times, but not nested."""
 
-    __slots__ = ("_attributes", "_name", "_start", "_trace")
+    __slots__ = ("_attributes", "_name", "_start", "_step", "_trace")
 
     def __init__(self, trace: Trace, name: str) -> None:
         self._trace = trace
@@ -96,6 +96,7 @@ class Range:
         if trace.domain is not None:
             self._attributes.payload = trace.step
             trace.domain.push_range(self._attributes)
+        self._step = trace.step
         self._start = start = perf_counter_ns() + trace.offset
         return start
 
@@ -104,7 +105,7 @@ class Range:
         trace = self._trace
         if trace.domain is not None:
             trace.domain.pop_range()
-        trace.add(self._name, self._start, stop + trace.offset)
+        trace.add(self._name, self._start, stop + trace.offset, self._step)
 
 
 class Trace:
@@ -118,8 +119,8 @@ class Trace:
     offset : int
         What to add to this process's clock to get the one that all ranks share, in ns.
     step : int
-        The step that events belong to: from the end of one, what happens belongs to the next. It is the
-        payload of NVTX ranges.
+        The step that what begins now belongs to: after the end of one, to the next. It is the payload of
+        NVTX ranges.
     events : list of Event, or None
         The timeline, if one is kept.
     counts : list of Count
@@ -159,18 +160,18 @@ class Trace:
             category="phase" if name in COLOURS else "user",
         )
 
-    def add(self, name: str, start: int, stop: int) -> None:
+    def add(self, name: str, start: int, stop: int, step: int) -> None:
         """Record a stretch of time that has passed."""
         self.seconds[name] += (stop - start) * 1e-9
         if self.events is not None:
-            self.events.append(Event(name, start, stop, self.step))
+            self.events.append(Event(name, start, stop, step))
 
     def exchanged(self, arrival: int, slowest: int) -> None:
         """Split an exchange that has just ended into waiting for the slowest rank and transfer."""
         stop = self.now()
         slowest = min(max(slowest, arrival), stop)
-        self.add("wait", arrival, slowest)
-        self.add("transfer", slowest, stop)
+        self.add("wait", arrival, slowest, self.step)
+        self.add("transfer", slowest, stop, self.step)
 
     def end(self, me: Participant, metrics: Metrics) -> None:
         """Take note of a step that has been taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +83,14 @@ def nest(spans: list[Span]) -> list[Nested]:
     return [Nested(span, max(0.0, rest)) for span, rest in zip(spans, own, strict=True)]
 
 
+def cut(span: Span, end: dict[int, float]) -> Iterator[Span]:
+    """Yield the parts of a span that lie in one step each."""
+    while span.start < end.get(span.step, span.stop) < span.stop:
+        yield span._replace(stop=end[span.step])
+        span = span._replace(start=end[span.step], step=span.step + 1)
+    yield span
+
+
 def break_down(recording: Recording) -> Breakdown:
     """Return where the time of the steps went."""
     order: dict[str, None] = {}
@@ -102,12 +111,14 @@ def _sums(track: Track, steps: list[int], order: dict[str, None]) -> dict[int, d
     sums: dict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     begin: dict[int, float] = {}
     end: dict[int, float] = {}
-    for span, own in nest(track.spans):
+    for span in track.spans:
+        if span.name in COLOURS:
+            end[span.step] = max(span.stop, end.get(span.step, span.stop))
+    parts = [part for span in track.spans for part in cut(span, end)]
+    for span, own in nest(parts):
         sums[span.step][span.name] += own
         order.setdefault(span.name)
         begin.setdefault(span.step, span.start)
-        if span.name in COLOURS:
-            end[span.step] = span.stop
     for step in steps:
         start = min(begin[step], end.get(step - 1, begin[step]))
         sums[step][OTHER] = max(0.0, end[step] - start - sum(sums[step].values()))

@@ -33,7 +33,8 @@ scheme = mpitopk.make_scheme(sys.argv[1], **({"density": 0.1} if sys.argv[1] == 
 with mpitopk.Runtime(comm, layout, scheme) as runtime:
     for step in range(int(sys.argv[2])):
         with runtime.range("forward"):
-            time.sleep(0.03 if comm.rank == 1 else 0)
+            if comm.rank == 1:
+                time.sleep(0.03)
         runtime.gradient[:] = np.random.default_rng((step, comm.rank)).standard_normal(layout.size)
         with runtime.range("update"):
             runtime.allreduce(runtime.gradient)
@@ -143,10 +144,10 @@ def export_of(path: Path, seen: list[Call]) -> Path:
     return export(path, ranges)
 
 
-def timeline(path: Path, ranks: dict[int, list[tuple[str, float, float, int]]], **about: Any) -> Path:
+def timeline(path: Path, spans: dict[int, list[tuple[str, float, float, int]]], **about: Any) -> Path:
     """Write a timeline as the runtime does; ranges are (name, start in ms, stop in ms, step)."""
     records: list[dict[str, Any]] = []
-    for rank, ranges in ranks.items():
+    for rank, ranges in spans.items():
         records.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
         for name, start, stop, step in ranges:
             at = {"ts": 1e3 * start, "dur": 1e3 * (stop - start), "args": {"step": step}}

@@ -274,10 +274,17 @@ def test_timeline(comm: Any, scheme: Any, tmp_path: Path, monkeypatch: pytest.Mo
             with runtime.range("forward"):
                 time.sleep(0.05 if comm.rank == 0 else 0)
             runtime.allreduce(whole(comm.size, step)[comm.rank])
+        received = comm.gather(runtime.metrics.bytes)
     comm.Barrier()
     if comm.rank > 0:
         return
-    events = [e for e in json.loads(Path(path).read_text())["traceEvents"] if e["ph"] == "X"]
+    records = json.loads(Path(path).read_text())["traceEvents"]
+    counts = [e for e in records if e["ph"] == "C" and e["name"] == "bytes"]
+    for rank in range(comm.size):
+        mine = {e["step"]: e["args"]["received"] for e in counts if e["pid"] == rank}
+        assert sorted(mine) == [0, 1, 2]
+        assert sum(mine.values()) == received[rank]
+    events = [e for e in records if e["ph"] == "X"]
     assert {event["pid"] for event in events} == set(range(comm.size))
     assert {"forward", "exchange", "wait", "transfer", "merge"} <= {event["name"] for event in events}
     for rank in range(comm.size):

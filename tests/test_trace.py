@@ -13,7 +13,7 @@ import pytest
 
 from mpitopk import Layout, Runtime, TopK
 from mpitopk.schemes import Dense, RandomK
-from mpitopk.trace import Trace
+from mpitopk.trace import NORM_EVERY, Trace
 
 
 class Domain:
@@ -109,3 +109,39 @@ def test_a_range_ends_with_an_exception(monkeypatch: pytest.MonkeyPatch) -> None
         raise ZeroDivisionError
     assert domain.depth == 0
     assert trace.seconds["forward"] > 0
+
+
+def test_counts_of_a_step(monkeypatch: pytest.MonkeyPatch, device: str, tmp_path: Path) -> None:
+    """Bytes and density of every step, and now and then the norm of the residual, as it is then."""
+    from mpi4py import MPI
+
+    monkeypatch.setenv("MPITOPK_TIMELINE", str(tmp_path / "run.json"))
+    rng, norms = np.random.default_rng(0), {}
+    with Runtime(MPI.COMM_SELF, Layout({"w": 1000}), TopK(0.1), device=device) as runtime:
+        for step in range(NORM_EVERY + 2):
+            runtime.allreduce(rng.standard_normal(1000).astype(np.float32))
+            norms[step] = np.linalg.norm(runtime.state_dict()["residual/w"].astype(np.float64))
+        accumulated = runtime.metrics.seconds.get("accumulate", 0)
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert content["otherData"]["ranks"] == 1
+    assert content["otherData"]["scheme"] == TopK(0.1).describe()
+    assert content["otherData"]["entries"] == 1000
+    counts = {(e["name"], e["step"]): e["args"] for e in content["traceEvents"] if e["ph"] == "C"}
+    for step in norms:
+        assert counts["density", step] == {"sent": 0.1, "union": 0.1}
+        assert counts["bytes", step] == {"received": 0}, "there is nobody else"
+    assert [step for name, step in counts if name == "residual"] == [0, NORM_EVERY]
+    for step in (0, NORM_EVERY):
+        assert counts["residual", step]["norm"] == pytest.approx(norms[step], rel=1e-6)
+    assert accumulated == 0, "the norm counts as recording, not as a phase"
+
+
+def test_without_a_timeline_nothing_is_counted(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    from mpi4py import MPI
+
+    with Runtime(MPI.COMM_SELF, Layout({"w": 100}), TopK(0.1), device=device) as runtime:
+        monkeypatch.setattr(runtime._trace, "_norm", None)
+        runtime.allreduce(np.ones(100, np.float32))
+        assert runtime._trace.counts == []
+        assert "recording" not in runtime.metrics.seconds
+        assert runtime._trace.step == 1, "what follows belongs to the next step"
