@@ -88,7 +88,7 @@ def _phases(found: Breakdown) -> Iterator[str]:
     }
     keys = _keys({found.label(phase): colour for phase, colour in colours.items()})
     about = "Mean of a step, from the end of one exchange to the end of the next, as each rank sees it."
-    yield _section("Phases of each rank", about, keys + svg.stacked(bars, "ms a step", "rank"))
+    yield _section("Phases of each rank", about, keys + _wide(svg.stacked(bars, "ms a step", "rank")))
     yield _section("Phases of all ranks", "", _table(phase_table(found), "total"))
 
 
@@ -101,7 +101,8 @@ def _skew(found: Breakdown) -> Iterator[str]:
         for rank, ms in zip(found.ranks, waits, strict=True)
     }
     about = "Who waits, for the last rank to come to the exchange. The one that others wait for waits least."
-    yield _section("Skew", about, svg.stacked(orange, "ms waited a step", "rank") + _table(table))
+    bars = _wide(svg.stacked(orange, "ms waited a step", "rank"))
+    yield _section("Skew", about, bars + _table(table))
 
 
 def _charts(recording: Recording, found: Breakdown) -> Iterator[str]:
@@ -154,10 +155,11 @@ def _keys(colours: dict[str, str]) -> str:
 def _table(rows: Table, kind: str = "") -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return _wide(f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def _wide(body: str) -> str:
+    return f'<div class="scroll">{body}</div>'
 
 
 def _notes(recording: Recording, found: Breakdown, path: Path) -> str:

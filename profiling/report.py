@@ -72,8 +72,11 @@ def main() -> None:
         parser.error("--png needs matplotlib: pip install '.[plot]'; --html does without")
     try:
         recording = events.read(options.recording)
-        found = break_down(recording)
-        print(markdown(recording, found))
+    except RecordingError as error:
+        sys.exit(f"report.py: {error}")
+    found = break_down(recording)
+    print(markdown(recording, found))
+    try:
         if options.csv:
             write_csv(found, options.csv)
         if options.html:
@@ -82,8 +85,6 @@ def main() -> None:
             import bars
 
             bars.write(found, options.png)
-    except RecordingError as error:
-        sys.exit(f"report.py: {error}")
     except OSError as error:
         sys.exit(f"report.py: {error.filename} cannot be written ({error.strerror}): name a file elsewhere")
 
