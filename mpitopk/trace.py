@@ -218,7 +218,8 @@ def _nvtx_domain() -> Any:
         domain = nvtx.get_domain("mpitopk")
     except (ImportError, AttributeError):
         return None
-    return None if type(domain).__name__ == "DummyDomain" else domain
+    old = not hasattr(domain, "push_range")
+    return None if old or type(domain).__name__ == "DummyDomain" else domain
 
 
 def share_timeline(path: str, trace: Trace, gather: Gather, rank: int) -> None:

@@ -142,7 +142,7 @@ def of_this_rank(options: argparse.Namespace) -> list[str]:
     rank, size = (int(os.environ.get(name, 1 << 31)) for name in (LAUNCHERS[kind].rank, LAUNCHERS[kind].size))
     beyond = sorted(other for other in options.ranks or () if other >= size)
     if beyond:
-        raise UsageError(f"--ranks has {beyond[0]}, but there are {size} ranks" if rank == 0 else "")
+        raise UsageError(f"--ranks has {beyond[0]}, but there are {size} ranks")
     if options.ranks is not None and rank not in options.ranks:
         return list(options.command)
     require_nsys()
@@ -199,7 +199,7 @@ def main() -> None:
         if not shutil.which("nsys"):
             print("# nsys is not in the PATH here: it has to be where the command is run", file=sys.stderr)
     except UsageError as error:
-        sys.exit(f"nsys.py: {error}" if str(error) else 2)
+        sys.exit(f"nsys.py: {error}")
 
 
 if __name__ == "__main__":
