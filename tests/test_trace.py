@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import handed
 
 from mpitopk import Layout, Runtime, TopK
 from mpitopk.schemes import Dense, RandomK
@@ -119,7 +120,7 @@ def test_counts_of_a_step(monkeypatch: pytest.MonkeyPatch, device: str, tmp_path
     rng, norms = np.random.default_rng(0), {}
     with Runtime(MPI.COMM_SELF, Layout({"w": 1000}), TopK(0.1), device=device) as runtime:
         for step in range(NORM_EVERY + 2):
-            runtime.allreduce(rng.standard_normal(1000).astype(np.float32))
+            runtime.allreduce(handed(device, rng.standard_normal(1000).astype(np.float32)))
             norms[step] = np.linalg.norm(runtime.state_dict()["residual/w"].astype(np.float64))
         accumulated = runtime.metrics.seconds.get("accumulate", 0)
     content = json.loads((tmp_path / "run.json").read_text())
@@ -141,7 +142,7 @@ def test_without_a_timeline_nothing_is_counted(monkeypatch: pytest.MonkeyPatch, 
 
     with Runtime(MPI.COMM_SELF, Layout({"w": 100}), TopK(0.1), device=device) as runtime:
         monkeypatch.setattr(runtime._trace, "_norm", None)
-        runtime.allreduce(np.ones(100, np.float32))
+        runtime.allreduce(handed(device, np.ones(100, np.float32)))
         assert runtime._trace.counts == []
         assert "recording" not in runtime.metrics.seconds
         assert runtime._trace.step == 1, "what follows belongs to the next step"
