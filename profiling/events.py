@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from mpitopk.errors import MpiTopkError
 
-PARTS = ("wait", "transfer")
-"""What an exchange consists of, beside headers and sizes."""
-
 
 class RecordingError(MpiTopkError, ValueError):
     """A file is no recording, or an unusable one."""

@@ -183,10 +183,11 @@ def verdict(found: Breakdown) -> str:
 def beside_table(recording: Recording) -> Table:
     """Return, where Nsight has seen them, what kernels and MPI took in each phase that asked for them."""
     kinds = sorted({kind for track in recording.tracks for kind in track.beside})
+    taken = set(recording.steps)
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     steps = 0
     for track in recording.tracks:
-        outer = sorted(span for span in track.spans if span.name in COLOURS and span.step in recording.steps)
+        outer = [span for span in track.spans if span.name in COLOURS and span.step in taken]
         outer.sort(key=lambda span: span.start)
         starts = [span.start for span in outer]
         steps += len(recording.steps)

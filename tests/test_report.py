@@ -54,7 +54,7 @@ def without_parts(ranges: Ranges) -> list[tuple[str, int, int, int]]:
     return [
         (name, round(1e6 * start), round(1e6 * stop), step)
         for name, start, stop, step in ranges
-        if name not in events.PARTS
+        if name not in ("wait", "transfer")
     ]
 
 
