@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +108,7 @@ def export(
 ) -> Path:
     """Write, or add to, an SQLite file as Nsight Systems does; ranges are (text, start, stop, step)."""
     thread, number = pid << 24 | 5, 3
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE IF NOT EXISTS StringIds (id INTEGER PRIMARY KEY, value TEXT)")
         db.execute(
             "CREATE TABLE IF NOT EXISTS NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, "
@@ -127,7 +128,6 @@ def export(
             db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})")
             holes = ", ".join("?" * len(columns))
             db.executemany(f"INSERT INTO {table} VALUES ({holes})", values)
-    db.close()
     return path
 
 

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -221,16 +222,14 @@ def bad_files(folder: Path) -> dict[str, tuple[list[Path], str]]:
     cut = folder / "cut.json"
     cut.write_text(run.read_text()[:-100])
     old = export(folder / "old.sqlite", [("exchange", 0, 9, 0)])
-    with sqlite3.connect(old) as db:
+    with closing(sqlite3.connect(old)) as db, db:
         db.execute("UPDATE NVTX_EVENTS SET int64Value = NULL")
     bare = folder / "bare.sqlite"
-    with sqlite3.connect(bare) as db:
+    with closing(sqlite3.connect(bare)) as db, db:
         db.execute("CREATE TABLE StringIds (id, value)")
     narrow = folder / "narrow.sqlite"
-    with sqlite3.connect(narrow) as db:
+    with closing(sqlite3.connect(narrow)) as db, db:
         db.execute("CREATE TABLE NVTX_EVENTS (start, end)")
-    for db_path in (old, bare, narrow):
-        sqlite3.connect(db_path).close()
 
     def text(name: str, content: str) -> Path:
         (folder / name).write_text(content)
