@@ -176,7 +176,7 @@ def test_a_failed_step_leaves_no_trace(scheme: LAGS, what: str, device: str) -> 
     )
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", sorted(APART))
 def test_what_might_overflow_in_the_second_exchange_is_seen_before_the_first(name: str, device: str) -> None:
     world = Simulated(4, LAYOUT, SCHEMES[name], device=device)
     assert world.simulation.participants[0].state.apart  # type: ignore[attr-defined]
