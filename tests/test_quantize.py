@@ -21,11 +21,15 @@ TABLES = {
     3: [0, 0.125, 0.25, 1],
     4: (np.arange(8) / 7).tolist(),
     5: [0, *(0.7**j for j in range(14, -1, -1))],
+    6: (np.arange(32) / 31).tolist(),
+    7: (np.arange(64) / 63).tolist(),
     8: (np.arange(128) / 127).tolist(),
 }
 SIZES = [(0, 32), (1, 32), (33, 64), (5000, 128), (70_001, 512), (40_000, 8192)]
 LEVELS = {bits: np.array(table, np.float32) for bits, table in TABLES.items()} | {
+    -3: np.array([0, 1 / 3, 2 / 3, 1], np.float32),
     -4: np.array([0, 0, 0.01, 0.01, 0.5, 0.5, 1, 1], np.float32),
+    -5: (np.arange(16) / 15).astype(np.float32),
     -8: np.concatenate([[0], np.geomspace(1e-6, 1, 127)]).astype(np.float32),
 }
 
@@ -104,6 +108,41 @@ def test_instruction_sets_agree_to_the_bit(dtype: str, bits: int) -> None:
         scales = np.empty(20, "float64" if dtype == "float64" else "float32")
         assert on.quantize(x, levels, 256, False, 3, codes, scales)
         results.append((codes.tobytes(), decoded(on, levels, 256, scales, codes, x.size).tobytes()))
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("bits", LEVELS)
+def test_ratios_at_levels_and_next_to_them(device: str, bits: int) -> None:
+    levels, on = LEVELS[bits], opened(device, 1)
+    at = np.concatenate([levels, np.nextafter(levels, np.float32(0)), np.nextafter(levels, np.float32(1))])
+    for key in range(50):
+        codes = np.empty((2, -(-at.size // 32) * abs(bits)), np.uint32)
+        scales = np.empty((2, 1), np.float32)
+        for i, one in enumerate((ReferenceDevice(), on)):
+            assert one.quantize(at, levels, 512, True, splitmix64(key), codes[i], scales[i])
+        assert (scales == 1).all()
+        assert (codes[0] == codes[1]).all()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_instruction_sets_agree_past_the_caches(shift: int) -> None:
+    """A mean that does not fit into caches is written past them, where it is aligned."""
+    native = pytest.importorskip("mpitopk.device._native")
+    from mpitopk.device.host import HostDevice
+
+    n, bucket, rng = (16 << 18) + 4133, 512, np.random.default_rng(0)
+    buckets, words = -(-n // bucket), -(-n // 32) * 4
+    messages = [
+        message(rng.random(buckets, np.float32), rng.integers(0, 1 << 32, words, np.uint32), None, rank)
+        for rank in range(3)
+    ]
+    results = []
+    for on in (ReferenceDevice(), *(HostDevice(2, isa) for isa in native.isas())):
+        room = on.empty(n + 1, "float32")
+        room.fill(np.nan)
+        on.merge_codes(gathered(messages), LEVELS[4], 4, bucket, 3, room[shift : shift + n])
+        assert np.isnan(room[shift - 1])
+        results.append(room[shift : shift + n].tobytes())
     assert len(set(results)) == 1
 
 

@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "quantize.hpp"
+#include "codes.hpp"
 
 namespace mpitopk {
 

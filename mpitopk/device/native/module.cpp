@@ -533,22 +533,21 @@ class Engine {
         const auto start = static_cast<size_t>(starts[p]);
         const bool inside = starts[p] >= 0 && start + header_bytes + 4 * needed <= bytes.size;
         require(inside && counts[p] >= static_cast<std::int64_t>(needed), "a message lies outside of the buffer");
-        Coded<T> message;
-        message.scales = reinterpret_cast<const T*>(bytes.data + start + header_bytes);
-        message.words = reinterpret_cast<const std::uint32_t*>(message.scales + scales);
-        const auto* own = reinterpret_cast<const float*>(message.words);
+        const auto* its_scales = reinterpret_cast<const T*>(bytes.data + start + header_bytes);
+        const auto* words = reinterpret_cast<const std::uint32_t*>(its_scales + scales);
+        const auto* own = reinterpret_cast<const float*>(words);
         if (levels) {
           const auto given = as<const float>("levels", *levels);
           require(given.size == n_levels, "levels: as many as there are codes of magnitude");
           own = given.data;
         } else {
-          message.words += n_levels;
+          words += n_levels;
         }
-        std::copy(own, own + n_levels, message.levels.begin());
-        messages.push_back(message);
+        messages.push_back({its_scales, words, Levels(own, bits)});
       }
       const py::gil_scoped_release unlocked;
-      mpitopk::merge_codes(pool_, isa_, messages, bits, bucket, static_cast<T>(divisor), to.data, to.size);
+      mpitopk::merge_codes(pool_, isa_, messages, bucket, static_cast<T>(divisor), to.data, to.size,
+                           to.size * sizeof(T) > streaming_bytes);
       return true;
     });
   }
