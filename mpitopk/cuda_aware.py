@@ -82,6 +82,7 @@ def choose(transport: Transport, device: GpuMemoryDevice, request: Collective | 
     def make_room() -> str:
         if request is not None:
             device.staged(request.sent)
+            device.settle()  # or the first header might be written before, and lost
         return device.place
 
     places = together(transport.gather_objects, transport.rank, make_room, lambda place: place).every

@@ -249,3 +249,14 @@ def test_schedules_that_differ_fail_together(comm: Any) -> None:
     if comm.size > 1:
         call = lambda: randomk.allreduce(whole(comm.size, 1)[comm.rank])  # noqa: E731
         raises_together(comm, ConfigError, "give all the same density", call)
+
+
+@pytest.mark.parametrize("scheme", [TopK(0.1), GTopK(0.1), Dense()], ids=["topk", "gtopk", "dense"])
+def test_a_wrong_gradient_in_the_very_first_step(comm: Any, scheme: Any, device: str) -> None:
+    """Nothing of what was tried at the start is still under way."""
+    runtime = Runtime(comm, LAYOUT, scheme, device=device)
+    wrong = comm.size - 1
+    gradient = None if comm.rank == wrong else handed(device, whole(comm.size, 0)[comm.rank])
+    raises_together(comm, GradientError, f"rank {wrong}: .*NoneType", lambda: runtime.allreduce(gradient))
+    runtime.allreduce(handed(device, whole(comm.size, 0)[comm.rank]))
+    runtime.check_replicas()
