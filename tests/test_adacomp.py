@@ -115,6 +115,17 @@ def test_what_would_overflow_in_a_sum_over_ranks_is_found(device: str) -> None:
         assert encoded(on, Bins.of(Layout({"w": 90}, dtype="float64"), 30), huge, 0 * huge) == (None,)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.0])
+def test_what_counts_for_nothing_is_held_all_the_same(device: str, scale: float) -> None:
+    """The mean of tiny maxima can round to zero: the sum of such entries is +0, and they are counted."""
+    bins, g = Bins.of(Layout({"w": 100}), 50), np.where(np.arange(100) % 3, 1, -1).astype(np.float32)
+    words = encoded(REFERENCE, bins, g, 0 * g)[1]
+    bins.parts(words, 0)[0][:] = scale
+    out = np.full(100, 7, np.float32)
+    assert opened(device, 2).merge_bins(gathered(words, words), bins, 2, out) == 100
+    assert out.tobytes() == bytes(400)
+
+
 def counts_of(bins: Bins, words: Array) -> Array:
     return bins.parts(words, 0)[1]
 

@@ -1,12 +1,8 @@
-// Bins of consecutive entries: which entries of each are chosen, the code in which those travel, and the sum
-// of the codes of all ranks. Threads own stretches of bins.
+// Bins of consecutive entries, and which entries of each are chosen. Threads own stretches of bins.
 #pragma once
 
 #include <cmath>
-#include <cstring>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "elementwise.hpp"
 
@@ -77,9 +73,32 @@ struct Chosen {
   size_t count;
 };
 
+#if MPITOPK_HAVE_AVX2
+// Write the marks of the whole words of a bin; return how many those are.
+template <class G>
+MPITOPK_AVX2 size_t mark_words(const G* gradient, const float* residual, const float* out, size_t size, float factor,
+                               float most, std::uint32_t* marks) {
+  size_t word = 0;
+  for (; size - 32 * word >= 32; ++word) {
+    std::uint32_t bits = 0;
+    for (size_t j = 0; j < 32; j += 8) {
+      const size_t i = 32 * word + j;
+      const __m256 step = _mm256_mul_ps(_mm256_set1_ps(factor), load_floats(gradient + i));
+      const __m256 ahead = _mm256_add_ps(_mm256_loadu_ps(residual + i), step);
+      const __m256 size_of = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), ahead);
+      const __m256 enough = _mm256_cmp_ps(size_of, _mm256_set1_ps(most), _CMP_GE_OQ);
+      const __m256 there = _mm256_cmp_ps(_mm256_loadu_ps(out + i), _mm256_setzero_ps(), _CMP_NEQ_UQ);
+      bits |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_and_ps(enough, there))) << j;
+    }
+    marks[word] = bits;
+  }
+  return word;
+}
+#endif
+
 // Accumulate the entries of a bin and mark which are chosen.
 struct SelectBin {
-  template <Isa, class T, class G>
+  template <Isa isa, class T, class G>
   MPITOPK_INLINE static Chosen<T> run(const G* gradient, const T* residual, T* out, size_t size, T factor,
                                       std::uint32_t* marks, size_t words) {
     Bits<T> top = 0;
@@ -88,23 +107,21 @@ struct SelectBin {
       top = std::max(top, key_of(out[i]));
     }
     Chosen<T> chosen{std::bit_cast<T>(top), 0};
-    for (size_t first = 0; first < 32 * words; first += 32) {
-      const size_t width = first < size ? std::min<size_t>(32, size - first) : 0;
-      std::uint32_t hits[32];
-      std::uint32_t any = 0;
-      for (size_t j = 0; j < width; ++j) {
-        const size_t i = first + j;
-        const T ahead = residual[i] + factor * widen<T>(gradient[i]);
-        hits[j] = static_cast<std::uint32_t>(std::abs(ahead) >= chosen.most) & static_cast<std::uint32_t>(out[i] != 0);
-        any |= hits[j];
-      }
-      std::uint32_t bits = 0;
-      if (any != 0) {
-        for (size_t j = 0; j < width; ++j) bits |= hits[j] << j;
-      }
-      *marks++ = bits;
-      chosen.count += static_cast<size_t>(std::popcount(bits));
+    size_t word = 0;
+#if MPITOPK_HAVE_AVX2
+    if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
+      word = mark_words(gradient, residual, out, size, factor, chosen.most, marks);
     }
+#endif
+    for (; word < words; ++word) {
+      std::uint32_t bits = 0;
+      for (size_t i = 32 * word; i < std::min(size, 32 * word + 32); ++i) {
+        const bool ahead = std::abs(residual[i] + factor * widen<T>(gradient[i])) >= chosen.most;
+        bits |= static_cast<std::uint32_t>(ahead & (out[i] != 0)) << (i % 32);
+      }
+      marks[word] = bits;
+    }
+    for (word = 0; word < words; ++word) chosen.count += static_cast<size_t>(std::popcount(marks[word]));
     return chosen;
   }
 };
@@ -149,118 +166,6 @@ std::ptrdiff_t select_bins(Pool& pool, Isa isa, const Bins& bins, const G* gradi
     scales[s] = mean_of(most + bins.first(s), bins.bins_of(s));
   }
   return static_cast<std::ptrdiff_t>(entries);
-}
-
-// The parts of words of code. C: type of a count, E: of an entry.
-template <class T, class C, class E>
-struct BinCode {
-  static constexpr int bits = 8 * sizeof(E) - 1;
-
-  const T* scales;
-  const C* counts;
-  const E* entries;
-
-  BinCode(const std::uint32_t* words, const Bins& bins) {
-    const auto* at = reinterpret_cast<const std::uint8_t*>(words);
-    scales = reinterpret_cast<const T*>(at);
-    counts = reinterpret_cast<const C*>(scales + bins.segments());
-    entries = reinterpret_cast<const E*>(at + 4 * words_of(bins, 0));
-  }
-
-  static size_t words_of(const Bins& bins, size_t entries) {
-    const size_t before = (bins.segments() * sizeof(T) + bins.total() * sizeof(C) + 3) / 4;
-    return before + (entries * sizeof(E) + 3) / 4;
-  }
-
-  static size_t place(E entry) { return entry & ((size_t{1} << bits) - 1); }
-  static bool negative(E entry) { return entry >> bits != 0; }
-};
-
-template <class T, class C, class E>
-void pack_bins(Pool& pool, const Bins& bins, T* x, const std::uint32_t* marks, const C* counts, const T* scales,
-               std::uint32_t* words, size_t n_words) {
-  using Code = BinCode<T, C, E>;
-  const Code code(words, bins);
-  std::memset(words, 0, n_words * sizeof *words);
-  std::memcpy(const_cast<T*>(code.scales), scales, bins.segments() * sizeof(T));
-  std::memcpy(const_cast<C*>(code.counts), counts, bins.total() * sizeof(C));
-  bins.parts(pool, [&](size_t begin, size_t end) {
-    E* to = const_cast<E*>(code.entries) + std::accumulate(counts, counts + begin, size_t{0});
-    bins.each(begin, end, [&](size_t bin, size_t segment, size_t start, size_t) {
-      for (size_t word = 0; counts[bin] != 0 && word < bins.mark_words(); ++word) {
-        for (std::uint32_t rest = marks[bin * bins.mark_words() + word]; rest != 0; rest &= rest - 1) {
-          const size_t place = 32 * word + static_cast<size_t>(std::countr_zero(rest));
-          const bool negative = x[start + place] < 0;
-          *to++ = static_cast<E>(place | static_cast<size_t>(negative) << Code::bits);
-          x[start + place] -= negative ? -scales[segment] : scales[segment];
-        }
-      }
-    });
-  });
-}
-
-struct Words {
-  const std::uint32_t* at;
-  size_t count;
-};
-
-// How many entries some message holds, or -1 - p where that of rank p is the first that is not such code.
-template <class T, class C, class E>
-std::ptrdiff_t merge_bins(Pool& pool, const Bins& bins, const std::vector<Words>& messages, T divisor, T* out) {
-  using Code = BinCode<T, C, E>;
-  std::vector<Code> codes;
-  for (const Words& words : messages) codes.emplace_back(words.at, bins);
-  std::vector<char> wrong(messages.size());
-  pool.each(pool.useful(bins.entries()), messages.size(), [&](int, size_t p) {
-    const Code& code = codes[p];
-    wrong[p] = true;
-    if (messages[p].count < Code::words_of(bins, 0)) return;
-    const size_t entries = std::accumulate(code.counts, code.counts + bins.total(), size_t{0});
-    if (messages[p].count != Code::words_of(bins, entries)) return;
-    bool bad = false;
-    const E* entry = code.entries;
-    bins.each(0, bins.total(), [&](size_t bin, size_t, size_t, size_t size) {
-      size_t least = 0;
-      bad |= code.counts[bin] > size;
-      for (const E* end = entry + code.counts[bin]; entry != end; ++entry) {
-        bad |= Code::place(*entry) < least || Code::place(*entry) >= size;
-        least = Code::place(*entry) + 1;
-      }
-    });
-    wrong[p] = bad;
-  });
-  const auto first = std::find(wrong.begin(), wrong.end(), true);
-  if (first != wrong.end()) return -1 - (first - wrong.begin());
-
-  std::atomic<size_t> held{0};
-  bins.parts(pool, [&](size_t begin, size_t end) {
-    std::vector<const E*> next;
-    for (const Code& code : codes) {
-      next.push_back(code.entries + std::accumulate(code.counts, code.counts + begin, size_t{0}));
-    }
-    std::vector<std::uint32_t> marks(bins.mark_words());
-    size_t mine = 0;
-    bins.each(begin, end, [&](size_t bin, size_t segment, size_t start, size_t size) {
-      T* to = out + start;
-      std::memset(to, 0, size * sizeof(T));
-      for (size_t p = 0; p < codes.size(); ++p) {
-        const T scale = codes[p].scales[segment];
-        for (const E* last = next[p] + codes[p].counts[bin]; next[p] != last; ++next[p]) {
-          const size_t place = Code::place(*next[p]);
-          to[place] += Code::negative(*next[p]) ? -scale : scale;
-          marks[place / 32] |= std::uint32_t{1} << (place % 32);
-        }
-      }
-      for (size_t word = 0; word < marks.size(); ++word) {
-        for (std::uint32_t rest = std::exchange(marks[word], 0); rest != 0; rest &= rest - 1) {
-          to[32 * word + static_cast<size_t>(std::countr_zero(rest))] /= divisor;
-          ++mine;
-        }
-      }
-    });
-    held += mine;
-  });
-  return static_cast<std::ptrdiff_t>(held);
 }
 
 }  // namespace mpitopk

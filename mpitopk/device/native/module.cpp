@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "baselines.hpp"
+#include "bin_code.hpp"
 #include "bins.hpp"
 #include "combine.hpp"
 #include "elias.hpp"
@@ -430,7 +431,7 @@ class Engine {
         const size_t entries = std::accumulate(of_bins.data, of_bins.data + of_bins.size, size_t{0});
         require(to.size == Code::words_of(bins, entries), "words must have room for all entries, and no more");
         const py::gil_scoped_release unlocked;
-        mpitopk::pack_bins<T, decltype(count), decltype(entry)>(pool_, bins, from.data, bits.data, of_bins.data,
+        mpitopk::pack_bins<T, decltype(count), decltype(entry)>(pool_, isa_, bins, from.data, bits.data, of_bins.data,
                                                                 of_segments.data, to.data, to.size);
         return true;
       });
@@ -445,7 +446,7 @@ class Engine {
       const Bins bins = bins_of(rows, size, to.size);
       return with_bin_types(bins, [&](auto count, auto entry) {
         const py::gil_scoped_release unlocked;
-        return mpitopk::merge_bins<T, decltype(count), decltype(entry)>(pool_, bins, messages,
+        return mpitopk::merge_bins<T, decltype(count), decltype(entry)>(pool_, isa_, bins, messages,
                                                                         static_cast<T>(divisor), to.data);
       });
     });
