@@ -28,10 +28,12 @@ NORM_EVERY = 16
 PHASES = {
     "norm": "accumulate",
     "accumulate": "accumulate",
+    "accumulate_norm": "accumulate",
     "accumulate_select": "select",
     "random_indices": "select",
     "select": "select",
     "move_above": "select",
+    "search_above": "select",
     "chunk_maxima": "select",
     "sample": "select",
     "take": "select",

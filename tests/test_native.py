@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import test_adacomp
 import test_grassmann
+import test_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -388,3 +389,10 @@ def test_bins_and_lines_are_the_same_whatever_the_instructions(isa: str, dtype: 
     for size in (50, 200, 700):
         test_adacomp.same_everywhere(on, layout, size, 2, 0, ties=False)
     test_grassmann.same_everywhere(on, layout, Grassmann(8, 6), 2, 0)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_search_is_the_same_whatever_the_instructions(isa: str, dtype: str) -> None:
+    """By the threads' share and by more entries than the sample has."""
+    test_thresholds.searches(HostDevice(3, isa), dtype, 100_007)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from devices import computes, opened
@@ -13,7 +15,8 @@ from test_device import floats
 from mpitopk.device.hashing import sampled, splitmix64
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.layout import Layout
-from mpitopk.plan import make_chunk_plan, make_plan
+from mpitopk.plan import Plan, make_chunk_plan, make_plan
+from mpitopk.typing import Array
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -83,6 +86,44 @@ def test_large_buffers_are_as_the_reference_says(device: str, threads: int, dtyp
         on.sample(whole, plan, 2**64 - 50, out)
         reference.sample(whole, plan, 2**64 - 50, right)
         assert out.tobytes() == right.tobytes()
+
+
+def same_search(on: Any, x: Array, plan: Plan, threshold: float, most: int, rounds: int) -> int:
+    """A device finds and moves what the definition does; return how much."""
+    every = []
+    for each in on, ReferenceDevice():
+        left, indices, values = x.copy(), np.zeros(most, np.uint32), np.zeros(most, x.dtype)
+        count = each.search_above(left, plan, threshold, max(1, most // 2), rounds, indices, values)
+        every.append((count, left.tobytes(), indices[:count].tobytes(), values[:count].tobytes()))
+    assert every[0] == every[1]
+    return int(every[0][0])
+
+
+def searches(on: Any, dtype: str, n: int) -> None:
+    """Thresholds that are right, near, far too low or high; shapes whose sample says much or nothing."""
+    layout = Layout({"a": n // 3, "b": 30, "c": n - n // 3 - 30}, dtype=dtype)
+    plan = make_plan(layout, 0.02, per_segment=False, dense_below=100)
+    x = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    ramp = np.arange(n).astype(dtype)
+    for most in 1, n // 50, n // 3, n:
+        for threshold in 2.5, 1e-3, 1e4, np.inf:
+            for rounds in 0, 1, 3, 30:
+                same_search(on, x, plan, threshold, most, rounds)
+            same_search(on, ramp, plan, threshold, most, 30)
+            assert same_search(on, np.round(x), plan, threshold, 2, 30) <= 2
+            assert same_search(on, np.ones_like(x), plan, threshold, n // 2, 9) == 0
+    near = float(np.quantile(np.abs(x), 0.985))
+    assert same_search(on, x, plan, near, n // 50, 1) > 0
+    assert same_search(on, x, plan, 1e4, n // 50, 30) > 0
+    x[: n // 100] *= 1e6
+    assert same_search(on, x, plan, 1e-3, n // 100, 40) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_search_goes_the_way_it_is_defined(device: str, dtype: str) -> None:
+    if not computes(device, dtype):
+        pytest.skip("a GPU is not used with float64")
+    searches(opened(device, 2), dtype, 3000)
 
 
 def test_a_few_tiles(device: str) -> None:

@@ -14,6 +14,7 @@ that sums over the ranks stay finite. NaN and Inf are not sound.
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 from mpitopk.device.codes import Codes
@@ -118,6 +119,11 @@ class Device(Codes):
         Returns whether every entry written is sound.
         """
 
+    def accumulate_norm(self, gradient: Array, residual: Array, out: Array) -> float | None:
+        """Write residual + gradient to `out`: T[n]; return its norm, or None if not every entry is sound."""
+        sound = type(self).accumulate(self, gradient, residual, out)
+        return type(self).norm(self, out) if sound else None
+
     @abstractmethod
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
@@ -146,6 +152,32 @@ class Device(Codes):
         before, and `indices` and `values` are unspecified. `threshold`, from 0 on, is rounded to T.
         Every entry of `x` is finite. One pass over `x`; what is found is looked at once more.
         """
+
+    def search_above(
+        self,
+        x: Array,
+        plan: Plan,
+        threshold: float,
+        least: int,
+        rounds: int,
+        indices: Array,
+        values: Array,
+    ) -> int:
+        """Move as `move_above` from the first of several thresholds that it can be done with.
+
+        The first is the one given; the next is half of the least that was too high, or 1.5 times the
+        largest that was too low, or, once there are both, their geometric mean. Returns how many entries
+        were moved, at least one; 0 if none of so many `rounds` will do.
+        """
+        low, high = 0.0, inf
+        for _ in range(rounds):
+            count = type(self).move_above(self, x, plan, threshold, least, indices, values)
+            if least <= count <= indices.size:
+                return count
+            low, high = (threshold, high) if count > indices.size else (low, threshold)
+            further = high / 2 if low == 0 else 1.5 * low
+            threshold = low * sqrt(high / low) if low > 0 and high < inf else further
+        return 0
 
     @abstractmethod
     def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:

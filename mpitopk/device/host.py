@@ -66,6 +66,10 @@ class HostDevice(HostMemoryDevice):
     ) -> bool:
         return self.engine.accumulate(gradient, residual, out, scale, keep)
 
+    def accumulate_norm(self, gradient: Array, residual: Array, out: Array) -> float | None:
+        norm = self.engine.accumulate_norm(gradient, residual, out)
+        return None if norm < 0 else norm
+
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array
     ) -> bool:
@@ -80,6 +84,18 @@ class HostDevice(HostMemoryDevice):
         self, x: Array, plan: Plan, threshold: float, least: int, indices: Array, values: Array
     ) -> int:
         return self.engine.move_above(x, plan.pieces, threshold, least, indices, values)
+
+    def search_above(
+        self,
+        x: Array,
+        plan: Plan,
+        threshold: float,
+        least: int,
+        rounds: int,
+        indices: Array,
+        values: Array,
+    ) -> int:
+        return self.engine.search_above(x, plan.pieces, threshold, least, rounds, indices, values)
 
     def chunk_maxima(self, x: Array, plan: Plan, chunk: int, indices: Array) -> None:
         self.engine.chunk_maxima(x, plan.pieces, plan.counts, chunk, indices)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpitopk.errors import ConfigError
 from mpitopk.schemes.base import About, Rank, check_seed
-from mpitopk.schemes.threshold import Sampling, Thresholded, move_exactly
+from mpitopk.schemes.threshold import Sampling, Thresholded, move_exactly, select_by
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
+    from mpitopk.typing import Array
 
 
 class Margins(NamedTuple):
@@ -101,7 +102,10 @@ class Filter(Thresholded):
         found = self.margins(plan)
         return found.most if found else plan.total
 
-    def move(self, rank: Rank, state: Sampling) -> int:  # type: ignore[override]
+    def select(self, rank: Rank, state: Sampling, gradient: Array) -> bool:  # type: ignore[override]
+        return select_by(self._move, self, rank, state, gradient)
+
+    def _move(self, rank: Rank, state: Sampling) -> int:
         x, found = state.spare, self.margins(state.plan)
         if found is None:
             return move_exactly(rank, state)

@@ -14,6 +14,7 @@ from mpitopk.schemes.threshold import Thresholded, move_exactly
 
 if TYPE_CHECKING:
     from mpitopk.plan import Plan
+    from mpitopk.typing import Array
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,26 @@ class GaussianK(Thresholded):
     def most(self, plan: Plan) -> int:
         return 4 * plan.total // 3
 
-    def move(self, rank: Rank, state: Memory) -> int:
-        device, x, plan = rank.device, state.spare, state.plan
+    def select(self, rank: Rank, state: Memory, gradient: Array) -> bool:
+        device, residual, x, plan = rank.device, state.residual, state.spare, state.plan
+        norms = [
+            device.accumulate_norm(gradient[start:stop], residual[start:stop], x[start:stop])
+            for start, stop in plan.sparse.tolist()
+        ]
+        dense = [
+            device.accumulate(gradient[start:stop], residual[start:stop], x[start:stop])
+            for start, stop in plan.dense.tolist()
+        ]
+        sound = [norm for norm in norms if norm is not None]
+        finite = len(sound) == len(norms) and all(dense)
+        norm = math.hypot(*sound) if finite and plan.total > 0 else 0
+        state.hold(self._move(rank, state, norm) if norm > 0 else 0, self, rank)
+        return finite
+
+    def _move(self, rank: Rank, state: Memory, norm: float) -> int:
+        plan = state.plan
         n, k = plan.sparse_total, plan.total
-        norm = math.hypot(*(device.norm(x[start:stop]) for start, stop in plan.sparse.tolist()))
-        if norm == 0:
-            return 0
         threshold = -NormalDist().inv_cdf(k / (2 * n)) * norm / math.sqrt(n)
-        least, most = -(-2 * k // 3), self.most(plan)
-        low, high = 0.0, math.inf
-        for _ in range(self.rounds):
-            count = device.move_above(x, plan, threshold, least, *state.room)
-            if least <= count <= most:
-                return count
-            low, high = (threshold, high) if count > most else (low, threshold)
-            if low == 0:
-                threshold = high / 2
-            else:
-                threshold = 1.5 * low if high == math.inf else low * math.sqrt(high / low)
-        return move_exactly(rank, state)
+        least = -(-2 * k // 3)
+        count = rank.device.search_above(state.spare, plan, threshold, least, self.rounds, *state.room)
+        return count or move_exactly(rank, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,13 +32,6 @@ class Thresholded(TopK):
     @property
     def fixed(self) -> bool:
         return False
-
-    @abstractmethod
-    def move(self, rank: Rank, state: Memory) -> int:
-        """See `Move`."""
-
-    def select(self, rank: Rank, state: Memory, gradient: Array) -> bool:
-        return select_by(self.move, self, rank, state, gradient)
 
 
 def select_by(move: Move, scheme: TopK, rank: Rank, state: Memory, gradient: Array) -> bool:

@@ -226,19 +226,37 @@ class Engine {
   double norm(const py::array& x) {
     return visit<const float, const double, const Half, const Bfloat>("x", x, [&](auto v) {
       const py::gil_scoped_release unlocked;
-      auto stretches = [](size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; };
       sums_.resize(stretches(v.size));
       auto sum = [&](size_t i, size_t n) {
         run_on<Sum>(isa_, v.data + i, n, sums_.data() + i / Sum::stretch, true);
       };
       for_parts(pool_, v.size, sum, Sum::stretch);
-      while (sums_.size() > 1) {
-        fewer_.resize(stretches(sums_.size()));
-        run_on<Sum>(isa_, static_cast<const double*>(sums_.data()), sums_.size(), fewer_.data(), false);
-        sums_.swap(fewer_);
-      }
-      return sums_.empty() ? 0.0 : std::sqrt(sums_[0]);
+      return root_of_sums();
     });
+  }
+
+  // The norm of `out`, or -1 where not all is sound. Each stretch is added up while it is in the cache.
+  double accumulate_norm(const py::array& gradient, const py::array& residual, const py::array& out) {
+    double norm = 0;
+    const bool sound = with_gradient(gradient, out, [&](auto g, auto o) {
+      using T = std::remove_pointer_t<decltype(o.data)>;
+      const auto r = as<const T>("residual", residual);
+      require(r.size == o.size, "residual and out must be of one length");
+      const py::gil_scoped_release unlocked;
+      sums_.resize(stretches(o.size));
+      const bool all = all_parts(pool_, o.size, [&](size_t begin, size_t size) {
+        bool right = true;
+        for (size_t i = begin; i < begin + size; i += Sum::stretch) {
+          const size_t n = std::min(Sum::stretch, begin + size - i);
+          right &= run_on<Accumulate>(isa_, g.data + i, r.data + i, o.data + i, n, T{1}, T{1});
+          run_on<Sum>(isa_, static_cast<const T*>(o.data + i), n, sums_.data() + i / Sum::stretch, true);
+        }
+        return right;
+      }, Sum::stretch);
+      norm = root_of_sums();
+      return all;
+    });
+    return sound ? norm : -1;
   }
 
   bool accumulate_select(const py::array& gradient, const py::array& residual, const py::array& out,
@@ -286,6 +304,20 @@ class Engine {
       const Bits<T> low = key_of(static_cast<T>(threshold));
       const py::gil_scoped_release unlocked;
       return above<T>().move(pool_, isa_, v.data, v.size, parts, low, least, where.size, where.data, what.data);
+    });
+  }
+
+  size_t search_above(const py::array& x, const py::array& pieces, double threshold, size_t least, int rounds,
+                      const py::array& indices, const py::array& values) {
+    const auto where = as<Index>("indices", indices);
+    return visit<float, double>("x", x, [&](auto v) {
+      using T = std::remove_pointer_t<decltype(v.data)>;
+      const auto what = as<T>("values", values);
+      require(where.size == what.size, "indices and values must be of one length");
+      const std::vector<Dense> parts = sparse_of(pieces, v.size);
+      const py::gil_scoped_release unlocked;
+      return above<T>().search(pool_, isa_, v.data, v.size, parts, threshold, least, where.size, rounds, where.data,
+                               what.data);
     });
   }
 
@@ -693,6 +725,18 @@ class Engine {
  private:
   static constexpr size_t streaming_bytes = size_t{16} << 20;
 
+  static size_t stretches(size_t size) { return (size + Sum::stretch - 1) / Sum::stretch; }
+
+  // Add up `sums_`, stretch by stretch, and take the square root.
+  double root_of_sums() {
+    while (sums_.size() > 1) {
+      fewer_.resize(stretches(sums_.size()));
+      run_on<Sum>(isa_, static_cast<const double*>(sums_.data()), sums_.size(), fewer_.data(), false);
+      sums_.swap(fewer_);
+    }
+    return sums_.empty() ? 0.0 : std::sqrt(sums_[0]);
+  }
+
   static Isa parse(const std::string& name) {
     for (const std::string& known : isas()) {
       if (name == known) return name == "avx2" ? Isa::avx2 : Isa::scalar;
@@ -869,9 +913,11 @@ PYBIND11_MODULE(_native, m) {
       .def("accumulate", &Engine::accumulate, py::arg("gradient"), py::arg("residual"), py::arg("out"),
            py::arg("scale") = 1.0, py::arg("keep") = 1.0)
       .def("norm", &Engine::norm)
+      .def("accumulate_norm", &Engine::accumulate_norm)
       .def("accumulate_select", &Engine::accumulate_select)
       .def("select", &Engine::select)
       .def("move_above", &Engine::move_above)
+      .def("search_above", &Engine::search_above)
       .def("chunk_maxima", &Engine::chunk_maxima)
       .def("sample", &Engine::sample)
       .def("random_indices", &Engine::random_indices)
