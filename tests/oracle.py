@@ -493,10 +493,10 @@ class Exponential(Quantizer):
 
 
 class Grassmann:
-    """Blocks of the whole buffer, rounded to multiples of vectors that are drawn from a seed.
+    """Blocks of the whole buffer, rounded to multiples of vectors: a tree that random directions shape.
 
     Which vector is the nearest, and which whole number, may hang on the last bit: so far the definition is
-    in float32, with the order of sums.
+    in float32, with the order of sums. The tree is made in whole numbers.
     """
 
     values = np.dtype("float32")
@@ -512,39 +512,86 @@ class Grassmann:
         seed: int = 0,
     ) -> None:
         self.block, self.most = block, np.float32(2 ** (hinge_bits - 1) - 1)
-        self.vectors = self.drawn(block, 2**bits, seed)
+        self.branches, self.members = self.tree(block, bits, seed)
         self.residuals = np.zeros((ranks, segments[-1][1]), np.float32)
+
+    @classmethod
+    @cache
+    def tree(cls, block: int, bits: int, seed: int) -> tuple[Array, list[Array]]:
+        """The representatives of the branches, and the vectors in each, float32."""
+        branches = 2 ** (max(bits - 1, 0) // 2)
+        members = 2**bits // branches
+        directions = cls.drawn(block, max(2**bits, min(64 * 2**bits, 2**16)), seed)
+        centres = cls.lloyd(directions, cls.whole(directions[:branches]))
+        where = np.abs(directions @ centres.T).argmax(axis=1)
+        vectors = []
+        for branch in range(branches):
+            mine = directions[where == branch]
+            start = np.array([centres[branch]] * members)
+            for i, direction in enumerate(mine[:members]):
+                start[i] = cls.whole(direction[None])[0]
+            moved = cls.lloyd(mine, start)
+            at_home = np.abs(moved @ centres.T).argmax(axis=1) == branch
+            vectors.append(cls.unit(np.where(at_home[:, None], moved, start)))
+        return cls.unit(centres), vectors
 
     @staticmethod
     def drawn(block: int, count: int, seed: int) -> Array:
         """Each coordinate is a sum of seven numbers of 16 bits, from two words of a counter, hashed."""
         key = mixed(seed)
-        vectors = []
-        for i in range(count):
-            coordinates = []
-            for j in range(block):
-                word = [mixed((key + 2 * (i * block + j) + half) % 2**64) for half in (0, 1)]
-                parts = [word[h] >> 16 * at & 0xFFFF for h in (0, 1) for at in range(4)][:7]
-                coordinates.append(2 * sum(parts) - 7 * 65535)
-            length = math.sqrt(sum(c * c for c in coordinates))
-            vectors.append([np.float32(c / length) for c in coordinates])
-        return np.array(vectors, np.float32)
+        coordinates = []
+        for i in range(count * block):
+            words = [mixed((key + 2 * i + half) % 2**64) for half in (0, 1)]
+            parts = [word >> 16 * at & 0xFFFF for word in words for at in range(4)][:7]
+            coordinates.append(2 * sum(parts) - 7 * 65535)
+        return np.array(coordinates).reshape(count, block)
+
+    @classmethod
+    def lloyd(cls, directions: Array, vectors: Array) -> Array:
+        """Eight times to the sum of the directions that are nearest, on the side of the vector."""
+        for _ in range(8):
+            products = directions @ vectors.T
+            where = np.abs(products).argmax(axis=1)
+            moved = vectors.copy()
+            for k in range(len(vectors)):
+                mine = where == k
+                total = (np.sign(products[mine, k])[:, None] * directions[mine]).sum(axis=0)
+                if total.any():
+                    moved[k] = cls.whole(total[None])[0]
+            vectors = moved
+        return vectors
+
+    @staticmethod
+    def whole(vectors: Array) -> Array:
+        """The largest coordinate is made 2**20, and then the length 2**16."""
+        large = np.rint(vectors / np.abs(vectors).max(axis=1)[:, None] * 2**20)
+        return np.rint(large / np.sqrt((large**2).sum(axis=1))[:, None] * 2**16).astype(int)
+
+    @staticmethod
+    def unit(vectors: Array) -> Array:
+        return np.array([[np.float32(c / math.sqrt(sum(v * v))) for c in v] for v in vectors], np.float32)
+
+    @staticmethod
+    def best(row: Array, vectors: Array) -> tuple[int, np.float32]:
+        sums = np.zeros(len(vectors), np.float32)
+        for j, x in enumerate(row):
+            sums = sums + x * vectors[:, j]
+        first = int(np.argmax(np.abs(sums)))
+        return first, sums[first]
 
     def decoded(self, a: Array) -> Array:
         blocks = -(-a.size // self.block)
         rows = np.zeros((blocks, self.block), np.float32)
         rows.reshape(-1)[: a.size] = a
-        nearest, products = np.zeros(blocks, int), np.zeros(blocks, np.float32)
+        lines, products = np.zeros_like(rows), np.zeros(blocks, np.float32)
         for i, row in enumerate(rows):
-            sums = np.zeros(len(self.vectors), np.float32)
-            for j, x in enumerate(row):
-                sums = sums + x * self.vectors[:, j]
-            nearest[i] = np.argmax(np.abs(sums))
-            products[i] = sums[nearest[i]]
+            branch, _ = self.best(row, self.branches)
+            member, products[i] = self.best(row, self.members[branch])
+            lines[i] = self.members[branch][member]
         assert blocks <= 1024, "one scale"
         scale = np.abs(products).max(initial=0)
         steps = np.rint(products / scale * self.most) if scale > 0 else np.zeros_like(products)
-        rows = (steps * (scale / self.most))[:, None] * self.vectors[nearest]
+        rows = (steps * (scale / self.most))[:, None] * lines
         return rows.reshape(-1)[: a.size]
 
     def step(self, gradients: Array) -> Array:

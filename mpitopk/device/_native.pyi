@@ -177,7 +177,7 @@ class Engine:
         residual: Array,
         out: Array,
         vectors: Array,
-        columns: Array,
+        representatives: Array,
         hinge_bits: int,
         words: Array,
     ) -> bool: ...
@@ -187,7 +187,7 @@ class Engine:
         starts: list[int],
         counts: list[int],
         vectors: Array,
-        columns: Array,
+        representatives: Array,
         hinge_bits: int,
         divisor: int,
         out: Array,

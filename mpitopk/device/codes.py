@@ -131,11 +131,12 @@ class Codes(ABC):
     def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
         """Write residual + gradient to `out`: T[n], its blocks as code to `words`: uint32[lines.words].
 
-        The line of a block is the first with the largest |product| of block and vector, which is summed
-        in T from 0 in the order of entries. The coefficient is that product, in steps of scale /
+        The branch of a block is the first with the largest |product| of block and representative, its line
+        the first in the branch with the largest |product| of block and vector. Products are summed in T
+        from 0 in the order of entries. The coefficient is the second product, in steps of scale /
         `lines.most`: to nearest, ties to even, of (product / scale) `lines.most`, where the scale is the
-        largest |product| of the group. What the code stands for, coefficient x step x vector, is
-        subtracted from `out`.
+        largest |product| of the group. What the code stands for, coefficient x step x vector, is subtracted
+        from `out`.
 
         Returns whether every entry of residual + gradient is sound. If not, `out`
         and `words` are unspecified.

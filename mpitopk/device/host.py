@@ -220,12 +220,12 @@ class HostDevice(HostMemoryDevice):
         return self.engine.count_ratios(gradient, bucket, largest)
 
     def encode_lines(self, gradient: Array, residual: Array, out: Array, lines: Lines, words: Array) -> bool:
-        book = lines.vectors, lines.columns, lines.hinge_bits
+        book = lines.book.vectors, lines.book.representatives, lines.hinge_bits
         return self.engine.encode_lines(gradient, residual, out, *book, words)
 
     def merge_lines(self, messages: Messages, lines: Lines, divisor: int, out: Array) -> None:
         every = messages.buffer, messages.starts, messages.counts
-        book = lines.vectors, lines.columns, lines.hinge_bits
+        book = lines.book.vectors, lines.book.representatives, lines.hinge_bits
         self.engine.merge_lines(*every, *book, divisor, out)
 
     def divide(self, x: Array, divisor: int) -> bool:

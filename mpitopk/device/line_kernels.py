@@ -16,12 +16,21 @@ TOGETHER = 8
 """Blocks that a warp looks at, as in lines.cu."""
 
 
+def columns(rows: np.ndarray) -> np.ndarray:
+    """Return the vectors of each of some sets as columns, and zeros up to a multiple of a warp."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32), (0, 0)))
+    return np.ascontiguousarray(padded.transpose(0, 2, 1))
+
+
 class LineKernels:
     """The codebook, and room for what is found of each block."""
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
-        self._vectors, self._columns = (cupy.asarray(x.reshape(-1)) for x in (lines.vectors, lines.columns))
+        book = lines.book
+        tree = book.representatives[None], book.vectors.reshape(-1, book.members, book.block)
+        self._branches, self._members = (cupy.asarray(columns(x).reshape(-1)) for x in tree)
+        self._vectors = cupy.asarray(book.vectors.reshape(-1))
         self._numbers = allocate(max(1, lines.blocks), "uint16")
         self._products = allocate(max(1, lines.blocks), "float32")
         self._flag = allocate(1, "uint32")
@@ -35,9 +44,9 @@ class LineKernels:
         clear(flag)
         per_block = TOGETHER * THREADS // 32
         kernel, blocks = f"nearest_lines<{GRADIENTS[str(gradient.dtype)]}>", -(-lines.blocks // per_block)
-        stride = np.int32(lines.columns.shape[1])
+        tree = self._branches, np.int32(len(lines.book.representatives)), self._members
         launch(
-            kernel, blocks, gradient, residual, out, *size, self._columns, stride, *found,
+            kernel, blocks, gradient, residual, out, *size, *tree, np.int32(lines.book.members), *found,
             scales.view("uint32"), flag,
         )  # fmt: skip
         if value(flag):

@@ -10,6 +10,7 @@ from mpitopk.device.arrays import HostMemoryDevice, sound, widen
 from mpitopk.wire import Message
 
 if TYPE_CHECKING:
+    from mpitopk.codebook import Codebook
     from mpitopk.lines import Lines
     from mpitopk.typing import Array
     from mpitopk.wire import Messages
@@ -20,11 +21,19 @@ def blocks_of(x: Array, lines: Lines) -> Array:
     return np.append(x, np.zeros(-x.size % lines.block, x.dtype)).reshape(-1, lines.block)
 
 
+def searched(rows: Array, book: Codebook) -> tuple[Array, Array]:
+    """Return the number of the line of each row, and the product with its vector."""
+    of_branch, _ = nearest(rows, book.representatives[None])
+    vectors = book.vectors.reshape(-1, book.members, book.block)
+    of_members, products = nearest(rows, vectors[of_branch])
+    return of_branch * book.members + of_members, products
+
+
 def nearest(rows: Array, vectors: Array) -> tuple[Array, Array]:
-    """Return the line nearest to each row, and the product with its vector."""
-    products = np.zeros((len(rows), len(vectors)), rows.dtype)
+    """Return which of its vectors, or of all rows' vectors, is nearest to each row, and the product."""
+    products = np.zeros((len(rows), vectors.shape[1]), rows.dtype)
     for j in range(rows.shape[1]):
-        products += rows[:, j : j + 1] * vectors[:, j].astype(rows.dtype)
+        products += rows[:, j : j + 1] * vectors[:, :, j].astype(rows.dtype)
     numbers = np.abs(products).argmax(axis=1)
     return numbers, products[np.arange(len(rows)), numbers]
 
@@ -40,7 +49,7 @@ def decoded(words: Array, lines: Lines) -> Array:
     )
     steps = np.repeat(scales / scales.dtype.type(lines.most), lines.group)[: lines.blocks]
     coefficients = hinges.astype(scales.dtype) * steps
-    values: Array = coefficients[:, None] * lines.vectors[numbers].astype(scales.dtype)
+    values: Array = coefficients[:, None] * lines.book.vectors[numbers].astype(scales.dtype)
     return values.reshape(-1)[: lines.entries]
 
 
@@ -58,7 +67,7 @@ class ReferenceLines(HostMemoryDevice):
             rows = blocks_of(out, lines)
             for group in range(lines.groups):
                 here = slice(group * lines.group, min((group + 1) * lines.group, lines.blocks))
-                numbers[here], products = nearest(rows[here], lines.vectors)
+                numbers[here], products = searched(rows[here], lines.book)
                 scales[group] = scale = np.abs(products).max()
                 if scale > 0:
                     hinges[here] = np.rint(products / scale * out.dtype.type(lines.most))

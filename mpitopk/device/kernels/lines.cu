@@ -1,26 +1,70 @@
-// Blocks of entries, each rounded to a multiple of the nearest vector of a codebook.
+// Blocks of entries, each rounded to a multiple of a vector of a codebook.
 //
-//   nearest_lines   accumulate; the nearest line of each block, its coefficient, and the scale of each group
+//   nearest_lines   accumulate; the branch and then the line of each block, its coefficient, the scale of each group
 //   pack_lines      the code; what it stands for is subtracted
 //   merge_lines     the sum of the codes of all ranks, in rank order, over the divisor
 //
-// A code: scales, bit planes of the numbers of the lines, coefficients (see mpitopk/lines.py). For n entries
-// and m vectors nearest_lines reads 8 n and writes 4 n, and takes n m products; a warp reads the codebook once
-// for TOGETHER blocks. merge_lines writes 4 n.
+// A code: scales, bit planes of the numbers of the lines, coefficients (see mpitopk/lines.py). For n entries, b
+// branches and m vectors in each nearest_lines reads 8 n and writes 4 n, and takes n (b + m) products, a warp b of
+// TOGETHER blocks at once. merge_lines writes 4 n.
 #include "common.cuh"
 
 constexpr int LINE_GROUP = 1024;  // blocks that share a scale
 constexpr int LONGEST = 64;       // entries of the longest block
 constexpr int TOGETHER = 8;       // blocks that a warp looks at
 
-// `columns`: the vectors as columns of `stride`, a multiple of 32, filled up with zeros; `scales`: zero before.
+struct Nearest {
+  float size = -1.0f;
+  float product = 0.0f;
+  int number = 0;
+};
+
+__device__ inline int up_to_warps(int count) { return (count + 31) / 32 * 32; }
+
+// For each of R blocks, the first of `count` vectors with the largest |product|: for all threads of the warp. Entry j
+// of block r is x[j * TOGETHER + r]; `columns` are filled up with zeros to whole warps.
+template <int R>
+__device__ inline void look(const float* x, int block, const float* columns, int count, Nearest* best) {
+  const int stride = up_to_warps(count);
+  for (int k = static_cast<int>(lane()); k < stride; k += 32) {
+    float sums[R] = {};
+    for (int j = 0; j < block; ++j) {
+      const float c = columns[j * stride + k];
+#pragma unroll
+      for (int r = 0; r < R; ++r) sums[r] = __fadd_rn(sums[r], __fmul_rn(x[j * TOGETHER + r], c));
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (fabsf(sums[r]) > best[r].size) {
+        best[r].size = fabsf(sums[r]);
+        best[r].product = sums[r];
+        best[r].number = k;
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    for (int by = 16; by > 0; by /= 2) {
+      const float size = __shfl_xor_sync(ALL, best[r].size, by);
+      const float product = __shfl_xor_sync(ALL, best[r].product, by);
+      const int number = __shfl_xor_sync(ALL, best[r].number, by);
+      if (size > best[r].size || (size == best[r].size && number < best[r].number)) {
+        best[r].size = size;
+        best[r].product = product;
+        best[r].number = number;
+      }
+    }
+  }
+}
+
+// `branches`: the representatives as columns; `lines`: the vectors of each branch as columns; `scales`: zero before.
 template <class G>
 __global__ void __launch_bounds__(THREADS) nearest_lines(const G* gradient, const float* residual, float* out,
-                                                         long long n, int block, const float* columns, int stride,
-                                                         unsigned short* numbers, float* products, unsigned* scales,
-                                                         unsigned* flag) {
-  __shared__ float entries[WARPS][LONGEST][TOGETHER];
-  float (*x)[TOGETHER] = entries[warp()];
+                                                         long long n, int block, const float* branches, int count,
+                                                         const float* lines, int members, unsigned short* numbers,
+                                                         float* products, unsigned* scales, unsigned* flag) {
+  __shared__ float entries[WARPS][LONGEST * TOGETHER];
+  float* x = entries[warp()];
   const long long first = (blockIdx.x * static_cast<long long>(WARPS) + warp()) * TOGETHER;
   unsigned top = 0;
   for (int i = static_cast<int>(lane()); i < TOGETHER * block; i += 32) {
@@ -30,51 +74,25 @@ __global__ void __launch_bounds__(THREADS) nearest_lines(const G* gradient, cons
       sum = __fadd_rn(residual[at], widen(gradient[at]));
       out[at] = sum;
     }
-    x[i % block][i / block] = sum;
+    x[i % block * TOGETHER + i / block] = sum;
     top = max(top, key_of(sum));
   }
   __syncwarp();
-  float best[TOGETHER];
-  int number[TOGETHER];
-  for (int r = 0; r < TOGETHER; ++r) {
-    best[r] = -1.0f;
-    number[r] = 0;
-  }
-  for (int k = static_cast<int>(lane()); k < stride; k += 32) {
-    float sums[TOGETHER] = {};
-    for (int j = 0; j < block; ++j) {
-      const float c = columns[j * stride + k];
-#pragma unroll
-      for (int r = 0; r < TOGETHER; ++r) sums[r] = __fadd_rn(sums[r], __fmul_rn(x[j][r], c));
-    }
-#pragma unroll
-    for (int r = 0; r < TOGETHER; ++r) {
-      const float size = fabsf(sums[r]);
-      if (size > best[r]) {
-        best[r] = size;
-        number[r] = k;
-      }
-    }
-  }
+  Nearest branch[TOGETHER];
+  look<TOGETHER>(x, block, branches, count, branch);
   int mine = 0;
+  float product = 0;
 #pragma unroll
   for (int r = 0; r < TOGETHER; ++r) {
-    for (int by = 16; by > 0; by /= 2) {
-      const float other = __shfl_xor_sync(ALL, best[r], by);
-      const int its = __shfl_xor_sync(ALL, number[r], by);
-      if (other > best[r] || (other == best[r] && its < number[r])) {
-        best[r] = other;
-        number[r] = its;
-      }
+    Nearest line;
+    look<1>(x + r, block, lines + branch[r].number * block * up_to_warps(members), members, &line);
+    if (lane() == r) {
+      mine = branch[r].number * members + line.number;
+      product = line.product;
     }
-    if (lane() == r) mine = number[r];
   }
   const long long i = first + lane();
   if (lane() < TOGETHER && i * block < n) {
-    float product = 0;
-    for (int j = 0; j < block; ++j) {
-      product = __fadd_rn(product, __fmul_rn(x[j][lane()], columns[j * stride + mine]));
-    }
     numbers[i] = static_cast<unsigned short>(mine);
     products[i] = product;
     atomicMax(&scales[i / LINE_GROUP], key_of(product));

@@ -1,24 +1,26 @@
-// Blocks of entries, each rounded to a multiple of the nearest vector of a codebook: the code, and the sum of
-// the codes of all ranks. Threads own groups of blocks.
+// Blocks of entries, each rounded to a multiple of a vector of a codebook: the code, and the sum of the codes of
+// all ranks. Threads own groups of blocks.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
-#include "elementwise.hpp"
+#include "nearest.hpp"
 
 namespace mpitopk {
 
 struct Lines {
   static constexpr size_t group = 1024;
-  static constexpr size_t longest = 64;
-  static constexpr size_t width = 32;  // vectors compared with at once
+  static constexpr size_t chunk = 32;  // blocks whose bits share words
+  static constexpr size_t most_branches = 1 << 8;
 
-  const float* vectors;  // a row for each
-  const float* columns;  // a column for each, and zeros up to a multiple of `width`
-  size_t entries, block, stride;
+  const float* vectors;  // a row for each; those of a branch one after the other
+  const float* representatives;  // a row for each branch
+  size_t entries, block, branches, members;
   int bits, hinge_bits;
 
   size_t blocks() const { return (entries + block - 1) / block; }
@@ -32,7 +34,7 @@ struct Lines {
   }
   template <class T>
   size_t before_hinges() const {
-    return before_planes<T>() + (blocks() + 31) / 32 * static_cast<size_t>(bits);
+    return before_planes<T>() + (blocks() + chunk - 1) / chunk * static_cast<size_t>(bits);
   }
   template <class T>
   size_t words() const {
@@ -40,76 +42,44 @@ struct Lines {
   }
 };
 
-// For each of `classes` classes of vectors, by turns: the largest |product| with v, and the first vector that has it.
-constexpr size_t classes = 8;
-
-template <class T>
-MPITOPK_INLINE void compare(const T* v, const Lines& lines, T* best, std::int32_t* at) {
-  for (size_t k = 0; k < size_t{1} << lines.bits; ++k) {
-    T sum = 0;
-    for (size_t j = 0; j < lines.block; ++j) sum += v[j] * static_cast<T>(lines.vectors[k * lines.block + j]);
-    if (std::abs(sum) > best[k % classes]) {
-      best[k % classes] = std::abs(sum);
-      at[k % classes] = static_cast<std::int32_t>(k);
-    }
-  }
-}
-
-#if MPITOPK_HAVE_AVX2
-// Left to the compiler, the sums go through memory.
-MPITOPK_AVX2 inline void compare_avx2(const float* v, const Lines& lines, float* best, std::int32_t* at) {
-  const __m256 unsign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-  __m256 most = _mm256_loadu_ps(best);
-  __m256i first = _mm256_setzero_si256();
-  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  for (size_t k = 0; k < lines.stride; k += Lines::width) {
-    __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (size_t j = 0; j < lines.block; ++j) {
-      const __m256 x = _mm256_set1_ps(v[j]);
-      const float* column = lines.columns + j * lines.stride + k;
-      for (size_t q = 0; q < 4; ++q) {
-        sums[q] = _mm256_add_ps(sums[q], _mm256_mul_ps(x, _mm256_loadu_ps(column + 8 * q)));
-      }
-    }
-    for (size_t q = 0; q < 4; ++q) {
-      const __m256 size = _mm256_and_ps(sums[q], unsign);
-      const __m256 above = _mm256_cmp_ps(size, most, _CMP_GT_OQ);
-      const __m256i here = _mm256_add_epi32(lane, _mm256_set1_epi32(static_cast<int>(k + 8 * q)));
-      most = _mm256_blendv_ps(most, size, above);
-      first = _mm256_blendv_epi8(first, here, _mm256_castps_si256(above));
-    }
-  }
-  _mm256_storeu_ps(best, most);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), first);
-}
-#endif
-
-// The line nearest to each block of `x`, and the product with its vector.
-struct Nearest {
+// The number of the line of each block of `x`, at most a group of them, and the product with its vector.
+struct Search {
   template <Isa isa, class T>
-  MPITOPK_INLINE static void run(const T* x, size_t entries, const Lines& lines, std::uint16_t* numbers, T* products) {
-    for (size_t start = 0; start < entries; start += lines.block) {
-      T v[Lines::longest] = {};
-      std::copy_n(x + start, std::min(lines.block, entries - start), v);
-      T best[classes];
-      std::int32_t at[classes] = {};
-      std::fill_n(best, classes, T{-1});
-      if constexpr (isa == Isa::avx2 && std::is_same_v<T, float>) {
-#if MPITOPK_HAVE_AVX2
-        compare_avx2(v, lines, best, at);
-#endif
-      } else {
-        compare(v, lines, best, at);
+  MPITOPK_INLINE static void run(const T* x, size_t entries, const Lines& lines, std::uint32_t* numbers, T* products) {
+    const size_t full = entries / lines.block, blocks = (entries + lines.block - 1) / lines.block;
+    T rest[longest] = {};
+    std::copy(x + full * lines.block, x + entries, rest);
+    std::uint16_t order[Lines::group];
+    std::uint32_t branch_of[Lines::group];
+    const auto look = [&](size_t first, size_t last, const float* vectors, size_t count, auto found) {
+      for (size_t begin = first; begin < last; begin += together) {
+        const size_t size = std::min(together, last - begin);
+        const T* rows[together];
+        std::uint32_t of_rows[together];
+        T their[together];
+        for (size_t i = 0; i < together; ++i) {
+          const size_t at = order[begin + (i < size ? i : 0)];
+          rows[i] = at < full ? x + at * lines.block : rest;
+        }
+        Nearest::run<isa>(rows, lines.block, vectors, count, of_rows, their);
+        for (size_t i = 0; i < size; ++i) found(order[begin + i], of_rows[i], their[i]);
       }
-      size_t lane = 0;
-      for (size_t k = 1; k < classes; ++k) {
-        if (best[k] > best[lane] || (best[k] == best[lane] && at[k] < at[lane])) lane = k;
-      }
-      const auto number = static_cast<size_t>(at[lane]);
-      T product = 0;
-      for (size_t j = 0; j < lines.block; ++j) product += v[j] * static_cast<T>(lines.vectors[number * lines.block + j]);
-      *numbers++ = static_cast<std::uint16_t>(number);
-      *products++ = product;
+    };
+    for (size_t i = 0; i < blocks; ++i) order[i] = static_cast<std::uint16_t>(i);
+    std::array<std::uint32_t, Lines::most_branches + 1> start{};
+    look(0, blocks, lines.representatives, lines.branches, [&](size_t i, std::uint32_t branch, T) {
+      branch_of[i] = branch;
+      ++start[branch + 1];
+    });
+    std::partial_sum(start.begin(), start.end(), start.begin());
+    for (size_t i = 0; i < blocks; ++i) order[start[branch_of[i]]++] = static_cast<std::uint16_t>(i);
+    for (size_t branch = 0, first = 0; branch < lines.branches; first = start[branch++]) {
+      const size_t before = branch * lines.members;
+      look(first, start[branch], lines.vectors + before * lines.block, lines.members,
+           [&](size_t i, std::uint32_t member, T product) {
+             numbers[i] = static_cast<std::uint32_t>(before) + member;
+             products[i] = product;
+           });
     }
   }
 };
@@ -135,6 +105,25 @@ inline std::pair<size_t, size_t> entries_of(const Lines& lines, size_t group) {
   return {group * most, std::min(lines.entries, (group + 1) * most)};
 }
 
+// Call f(i, j, c) for each entry j of each block i, with the coordinate c that its vector has there.
+template <class F>
+MPITOPK_INLINE void for_blocks(size_t entries, const Lines& lines, F&& f, const std::uint32_t* numbers) {
+  const auto all = [&](auto block) __attribute__((always_inline)) {
+    const size_t full = entries / block;
+    for (size_t i = 0; i < full; ++i) {
+      const float* vector = lines.vectors + numbers[i] * block;
+      for (size_t j = 0; j < block; ++j) f(i, i * block + j, vector[j]);
+    }
+    const float* vector = lines.vectors + (full * block < entries ? numbers[full] * block : 0);
+    for (size_t j = full * block; j < entries; ++j) f(full, j, vector[j - full * block]);
+  };
+  if (lines.block == 8) {  // the usual one: a constant, for the compiler
+    all(std::integral_constant<size_t, 8>{});
+  } else {
+    all(lines.block);
+  }
+}
+
 // Accumulate a group of blocks and write their code; whether nothing is too large.
 struct EncodeGroup {
   template <Isa isa, class T, class G, class H>
@@ -146,29 +135,30 @@ struct EncodeGroup {
       top = std::max(top, key_of(out[i]));
     }
     if (top >= Format<T>::too_large) return false;
-    std::uint16_t numbers[Lines::group] = {};
+    std::uint32_t numbers[Lines::group] = {};
     T products[Lines::group];
-    Nearest::run<isa>(static_cast<const T*>(out), entries, lines, numbers, products);
+    Search::run<isa>(static_cast<const T*>(out), entries, lines, numbers, products);
     const size_t blocks = (entries + lines.block - 1) / lines.block;
     T scale = 0;
     for (size_t i = 0; i < blocks; ++i) scale = std::max(scale, std::abs(products[i]));
     *code.scale_at = scale;
-    const auto bits = static_cast<size_t>(lines.bits);
-    for (size_t i = 0; i < blocks; ++i) {
-      for (size_t b = 0; b < bits; ++b) {
-        code.planes[i / 32 * bits + b] |= static_cast<std::uint32_t>(numbers[i] >> b & 1) << (i % 32);
-      }
-    }
     const T most = static_cast<T>(lines.most());
     const T step = scale / most;
+    const T divisor = scale > 0 ? scale : T{1};
     for (size_t i = 0; i < blocks; ++i) {
-      const T steps = scale > 0 ? std::nearbyint(products[i] / scale * most) : T{0};
+      const T steps = std::nearbyint(products[i] / divisor * most);
       code.hinges[i] = static_cast<H>(steps);
-      const T coefficient = steps * step;
-      const float* vector = lines.vectors + numbers[i] * lines.block;
-      const size_t size = std::min(lines.block, entries - i * lines.block);
-      for (size_t j = 0; j < size; ++j) out[i * lines.block + j] -= coefficient * static_cast<T>(vector[j]);
+      products[i] = steps * step;
     }
+    const auto bits = static_cast<size_t>(lines.bits);
+    for (size_t i = 0; i < blocks; i += Lines::chunk) {
+      for (size_t b = 0; b < bits; ++b) {
+        std::uint32_t word = 0;
+        for (size_t k = 0; k < Lines::chunk; ++k) word |= (numbers[i + k] >> b & 1u) << k;
+        code.planes[i / Lines::chunk * bits + b] = word;
+      }
+    }
+    for_blocks(entries, lines, [&](size_t i, size_t j, float c) { out[j] -= products[i] * static_cast<T>(c); }, numbers);
     return true;
   }
 };
@@ -177,8 +167,8 @@ template <class T, class H, class G>
 bool encode_lines(Pool& pool, Isa isa, const Lines& lines, const G* gradient, const T* residual, T* out,
                   std::uint32_t* words) {
   std::atomic<bool> sound{true};
-  std::memset(words, 0, lines.words<T>() * sizeof *words);
-  pool.each(pool.useful(lines.entries * lines.stride / 8), lines.groups(), [&](int, size_t group) {
+  if (lines.entries > 0) words[lines.words<T>() - 1] = 0;  // what fills it up
+  pool.each(pool.useful(4 * lines.entries), lines.groups(), [&](int, size_t group) {
     const auto [first, last] = entries_of(lines, group);
     const LineCode<T, H, std::uint32_t> code(words, lines, group);
     if (!run_on<EncodeGroup>(isa, gradient + first, residual + first, out + first, last - first, lines, code)) {
@@ -188,21 +178,30 @@ bool encode_lines(Pool& pool, Isa isa, const Lines& lines, const G* gradient, co
   return sound;
 }
 
-// Add what the code of a group stands for.
+// Add what the code of a group stands for, or write it if it is the first.
 struct AddGroup {
   template <Isa, class T, class H>
-  MPITOPK_INLINE static void run(const LineCode<T, H, const std::uint32_t>& code, const Lines& lines, T* out,
-                                 size_t entries) {
+  MPITOPK_INLINE static void run(const LineCode<T, H, const std::uint32_t>& code, const Lines& lines, bool first,
+                                 T* out, size_t entries) {
     const T step = code.scale() / static_cast<T>(lines.most());
     const auto bits = static_cast<size_t>(lines.bits);
-    size_t i = 0;
-    for (size_t start = 0; start < entries; start += lines.block, ++i) {
-      size_t number = 0;
-      for (size_t b = 0; b < bits; ++b) number |= size_t{code.planes[i / 32 * bits + b] >> (i % 32) & 1} << b;
-      const T coefficient = static_cast<T>(code.hinges[i]) * step;
-      const float* vector = lines.vectors + number * lines.block;
-      const size_t size = std::min(lines.block, entries - start);
-      for (size_t j = 0; j < size; ++j) out[start + j] += coefficient * static_cast<T>(vector[j]);
+    const size_t blocks = (entries + lines.block - 1) / lines.block;
+    std::uint32_t numbers[Lines::group];
+    T coefficients[Lines::group];
+    for (size_t i = 0; i < blocks; i += Lines::chunk) {
+      std::uint32_t some[Lines::chunk] = {};
+      for (size_t b = 0; b < bits; ++b) {
+        const std::uint32_t word = code.planes[i / Lines::chunk * bits + b];
+        for (std::uint32_t k = 0; k < Lines::chunk; ++k) some[k] |= (word >> k & 1u) << b;
+      }
+      std::copy_n(some, Lines::chunk, numbers + i);
+    }
+    for (size_t i = 0; i < blocks; ++i) coefficients[i] = static_cast<T>(code.hinges[i]) * step;
+    const auto value = [&](size_t i, float c) { return coefficients[i] * static_cast<T>(c); };
+    if (first) {
+      for_blocks(entries, lines, [&](size_t i, size_t j, float c) { out[j] = T{0} + value(i, c); }, numbers);
+    } else {
+      for_blocks(entries, lines, [&](size_t i, size_t j, float c) { out[j] += value(i, c); }, numbers);
     }
   }
 };
@@ -211,13 +210,14 @@ template <class T, class H>
 void merge_lines(Pool& pool, Isa isa, const Lines& lines, const std::vector<const std::uint32_t*>& messages,
                  T divisor, T* out) {
   pool.each(pool.useful(lines.entries), lines.groups(), [&](int, size_t group) {
-    const auto [first, last] = entries_of(lines, group);
-    std::memset(out + first, 0, (last - first) * sizeof(T));
+    const auto [begin, end] = entries_of(lines, group);
+    bool first = true;
     for (const std::uint32_t* words : messages) {
       const LineCode<T, H, const std::uint32_t> code(words, lines, group);
-      run_on<AddGroup>(isa, code, lines, out + first, last - first);
+      run_on<AddGroup>(isa, code, lines, first, out + begin, end - begin);
+      first = false;
     }
-    run_on<Divide>(isa, out + first, last - first, divisor);
+    if (divisor != 1) run_on<Divide>(isa, out + begin, end - begin, divisor);
   });
 }
 

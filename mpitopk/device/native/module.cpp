@@ -131,21 +131,21 @@ Bins bins_of(const py::array& rows, size_t size, size_t entries) {
   return bins;
 }
 
-Lines lines_of(const py::array& vectors, const py::array& columns, int hinge_bits, size_t entries) {
+Lines lines_of(const py::array& vectors, const py::array& representatives, int hinge_bits, size_t entries) {
   const auto flat = [](const py::array& x) {
     return x.ndim() == 2 && is<float>(x) && (x.flags() & py::array::c_style) != 0;
   };
-  require(flat(vectors) && flat(columns), "vectors and columns must be contiguous rows of float32");
+  require(flat(vectors) && flat(representatives), "vectors and representatives must be contiguous rows of float32");
   const auto number = static_cast<size_t>(vectors.shape(0));
   const auto block = static_cast<size_t>(vectors.shape(1));
-  const auto stride = static_cast<size_t>(columns.shape(1));
-  require(block > 0 && block <= Lines::longest && static_cast<size_t>(columns.shape(0)) == block &&
-              std::has_single_bit(number) && number <= size_t{1} << 16 && stride >= number &&
-              stride % Lines::width == 0,
-          "columns must be the vectors, a power of two, and zeros");
+  const auto branches = static_cast<size_t>(representatives.shape(0));
+  require(block > 0 && block <= longest && static_cast<size_t>(representatives.shape(1)) == block &&
+              std::has_single_bit(number) && number <= size_t{1} << 16 && std::has_single_bit(branches) &&
+              branches <= std::min(number, Lines::most_branches),
+          "vectors and representatives must be powers of two");
   require(hinge_bits == 8 || hinge_bits == 16, "hinge_bits: 8 or 16");
-  return {static_cast<const float*>(vectors.data()), static_cast<const float*>(columns.data()), entries, block,
-          stride, std::countr_zero(number), hinge_bits};
+  return {static_cast<const float*>(vectors.data()), static_cast<const float*>(representatives.data()), entries, block,
+          branches, number / branches, std::countr_zero(number), hinge_bits};
 }
 
 // Call f with the types in which counts and entries of such bins travel.
@@ -655,13 +655,14 @@ class Engine {
   }
 
   bool encode_lines(const py::array& gradient, const py::array& residual, const py::array& out,
-                    const py::array& vectors, const py::array& columns, int hinge_bits, const py::array& words) {
+                    const py::array& vectors, const py::array& representatives, int hinge_bits,
+                    const py::array& words) {
     const auto to = as<std::uint32_t>("words", words);
     return with_gradient(gradient, out, [&](auto g, auto o) {
       using T = std::remove_pointer_t<decltype(o.data)>;
       const auto r = as<const T>("residual", residual);
       require(r.size == o.size && r.data != o.data, "residual and out must be two buffers of one length");
-      const Lines lines = lines_of(vectors, columns, hinge_bits, o.size);
+      const Lines lines = lines_of(vectors, representatives, hinge_bits, o.size);
       require(to.size == lines.words<T>(), "words must have room for the code, and no more");
       const py::gil_scoped_release unlocked;
       if (hinge_bits == 8) {
@@ -672,12 +673,12 @@ class Engine {
   }
 
   void merge_lines(const py::array& buffer, const Numbers& starts, const Numbers& counts, const py::array& vectors,
-                   const py::array& columns, int hinge_bits, double divisor, const py::array& out) {
+                   const py::array& representatives, int hinge_bits, double divisor, const py::array& out) {
     std::vector<const std::uint32_t*> messages;
     const auto codes = words_of(buffer, starts, counts);
     visit<float, double>("out", out, [&](auto to) {
       using T = std::remove_pointer_t<decltype(to.data)>;
-      const Lines lines = lines_of(vectors, columns, hinge_bits, to.size);
+      const Lines lines = lines_of(vectors, representatives, hinge_bits, to.size);
       for (const Words& words : codes) {
         require(words.count == lines.words<T>(), "each message must have the words of the code");
         messages.push_back(words.at);
