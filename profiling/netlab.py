@@ -94,7 +94,7 @@ def _launch(hosts: Sequence[str], ranks_per_host: int) -> tuple[list[str], dict[
     if "HYDRA" in version:
         launch += ["-launcher", "ssh", "-launcher-exec", ENTER, "-iface", DEVICE]
         launch += ["-hosts", ",".join(hosts), "-ppn", str(ranks_per_host)]
-        # Without this UCX, which asks for the machine and not for its name, uses shared memory between hosts.
+        # Without this UCX, which goes by the machine and not by its name, tries shared memory between hosts.
         ucx = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": DEVICE}
         return launch, {**ucx, "FI_PROVIDER": "tcp", "FI_TCP_IFACE": DEVICE}
     if re.search(r"\(Open MPI\) ([5-9]|\d\d)", version):
@@ -150,7 +150,7 @@ class Lab:
             bits_per_second(rate)
         self.hosts = [f"node{host}" for host in range(hosts)]
         self.rate, self.delay = rate, delay
-        self._prefix = namespaces.new_prefix()
+        self.prefix = namespaces.new_prefix()
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Lab:
@@ -172,7 +172,7 @@ class Lab:
         """End what runs on the hosts, and remove them."""
         self._handle(signal.SIG_IGN)  # `ip` inherits this, and must not be interrupted either
         try:
-            for name in namespaces.existing(self._prefix):
+            for name in namespaces.existing(self.prefix):
                 namespaces.remove(name)
         finally:
             for number, handler in self._handlers.items():
@@ -187,15 +187,15 @@ class Lab:
 
     def _build(self) -> None:
         for host in [SWITCH, *self.hosts]:
-            namespaces.add(self._prefix + host)
-        switch = ["ip", "-n", self._prefix + SWITCH]
+            namespaces.add(self.prefix + host)
+        switch = ["ip", "-n", self.prefix + SWITCH]
         call(*switch, "link", "add", DEVICE, "type", "bridge")
         for host in self.hosts:
-            peer = ["peer", "name", DEVICE, "netns", self._prefix + host]
+            peer = ["peer", "name", DEVICE, "netns", self.prefix + host]
             call(*switch, "link", "add", host, "type", "veth", *peer)
             call(*switch, "link", "set", host, "master", DEVICE, "addrgenmode", "none", "up")
         for number, host in enumerate([*self.hosts, SWITCH]):
-            ip = ["ip", "-n", self._prefix + host]
+            ip = ["ip", "-n", self.prefix + host]
             call(*ip, "address", "add", f"10.0.0.{number + 1}/24", "dev", DEVICE)
             call(*ip, "link", "set", DEVICE, "addrgenmode", "none", "up")
             call(*ip, "link", "set", "lo", "up")
@@ -208,7 +208,7 @@ class Lab:
             self._shape(SWITCH, host, rate, None)
 
     def _shape(self, host: str, device: str, rate: str | None, delay: str | None) -> None:
-        tc = ["tc", "-n", self._prefix + host, "qdisc", "replace", "dev", device]
+        tc = ["tc", "-n", self.prefix + host, "qdisc", "replace", "dev", device]
         call(*tc, "root", "noqueue")
         place = ["root"]
         try:
@@ -229,7 +229,7 @@ class Lab:
         """Run a command under MPI. Options are those of `subprocess.Popen`, such as stdout, text or env."""
         _find(command[0], "what is to run comes after --")
         launch, variables = _launch(self.hosts, ranks_per_host)
-        options["env"] = {**_environment(), **options.get("env", {}), **variables}
+        options["env"] = {**_environment(), **(options.get("env") or {}), **variables}
         with self.start(SWITCH, [*launch, *command], **options) as process:
             try:
                 output, errors = process.communicate(timeout=timeout)
@@ -243,14 +243,14 @@ class Lab:
 
     def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on one host, without MPI."""
-        options["env"] = {**options.get("env", os.environ), "NETLAB_PREFIX": self._prefix}
+        options["env"] = {**options.get("env", os.environ), "NETLAB_PREFIX": self.prefix}
         return subprocess.Popen([ENTER, host, f"exec {shlex.join(command)}"], **options)
 
     def traffic(self) -> list[tuple[int, int]]:
         """Return the bytes that each host has received and sent."""
         counts = []
         for host in self.hosts:
-            (link,) = json.loads(call("ip", "-n", self._prefix + host, "-j", "-s", "link", "show", DEVICE))
+            (link,) = json.loads(call("ip", "-n", self.prefix + host, "-j", "-s", "link", "show", DEVICE))
             counts.append((link["stats64"]["rx"]["bytes"], link["stats64"]["tx"]["bytes"]))
         return counts
 

