@@ -62,7 +62,7 @@ class Codebook:
 
 @cache
 def codebook(block: int, bits: int, seed: int) -> Codebook:
-    """Return a tree of 2**bits unit vectors in 2**((bits - 1) // 2) branches, made for normal blocks.
+    """Return a tree of 2**bits unit vectors in 2**(bits // 2) branches, made for normal blocks.
 
     Lloyd's algorithm finds representatives of random directions, and then, in each branch, vectors of those
     directions that are nearest to its representative. The first directions are what it starts from. A vector
@@ -72,7 +72,7 @@ def codebook(block: int, bits: int, seed: int) -> Codebook:
     All is in whole numbers that float64 holds exactly, so that sums are the same in any order, and in
     quotients and roots of them, which every machine rounds alike.
     """
-    branches = 1 << max(bits - 1, 0) // 2
+    branches = 1 << bits // 2
     members = (1 << bits) // branches
     directions = drawn(max(1 << bits, min(SAMPLES << bits, MOST_SAMPLES)), block, seed)
     representatives = trained(directions, whole(directions[:branches]))

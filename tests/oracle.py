@@ -519,7 +519,7 @@ class Grassmann:
     @cache
     def tree(cls, block: int, bits: int, seed: int) -> tuple[Array, list[Array]]:
         """The representatives of the branches, and the vectors in each, float32."""
-        branches = 2 ** (max(bits - 1, 0) // 2)
+        branches = 2 ** (bits // 2)
         members = 2**bits // branches
         directions = cls.drawn(block, max(2**bits, min(64 * 2**bits, 2**16)), seed)
         centres = cls.lloyd(directions, cls.whole(directions[:branches]))

@@ -179,7 +179,7 @@ def test_a_search_finds_each_vector(block: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "branches", "members"), [(0, 1, 1), (1, 1, 2), (2, 1, 4), (3, 2, 4), (8, 8, 32)]
+    ("bits", "branches", "members"), [(0, 1, 1), (1, 1, 2), (2, 2, 2), (3, 2, 4), (8, 16, 16)]
 )
 def test_how_many_branches(bits: int, branches: int, members: int) -> None:
     book = codebook(5, bits, 0)
@@ -199,7 +199,7 @@ def test_one_block_is_vector_quantisation(device: str) -> None:
     """Of a tree: the coefficient is the largest one, hence not rounded but in the last bits."""
     scheme, x = Grassmann(), np.arange(1, 9, dtype=np.float32)
     branch = np.argmax(np.abs(scheme.book.representatives.astype(np.float64) @ x))
-    members = scheme.book.vectors.reshape(8, 32, 8)[branch].astype(np.float64)
+    members = scheme.book.vectors.reshape(16, 16, 8)[branch].astype(np.float64)
     best = np.argmax(np.abs(members @ x))
     mean = Simulated(1, Layout({"w": 8}), scheme, device=device).step(x[None])
     np.testing.assert_allclose(mean, (members[best] @ x) * members[best], rtol=1e-5)

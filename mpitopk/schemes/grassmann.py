@@ -46,7 +46,7 @@ class Grassmann(Scheme):
 
     The search is one of two levels, as in tree-structured vector quantisation (Buzo, Gray, Gray & Markel,
     "Speech coding based upon vector quantization", IEEE Transactions on Acoustics, Speech, and Signal
-    Processing 1980): of 2**((bits - 1) // 2) branches the one whose representative r has the largest
+    Processing 1980): of 2**(bits // 2) branches the one whose representative r has the largest
     |<x, r>|, and of the vectors c in it that of the largest |<x, c>|. One in another branch may be nearer.
     In return it takes few products, and the tree is trained: on random normal blocks, at construction.
 
@@ -55,7 +55,7 @@ class Grassmann(Scheme):
     block : int
         Entries of a block, from 1 to 64.
     bits : int
-        The codebook has 2**bits vectors; from 0 to 12. Encoding takes about 2.5 * 2**(bits / 2) products
+        The codebook has 2**bits vectors; from 0 to 12. Encoding takes about 2 * 2**(bits / 2) products
         for each entry.
     hinge_bits : {8, 16}
         Bits of a coefficient.
@@ -75,7 +75,7 @@ class Grassmann(Scheme):
     Examples
     --------
     >>> Grassmann().describe()
-    'Grassmann(block=8, bits=8, hinge_bits=8, seed=0), codebook 9163db2b7837'
+    'Grassmann(block=8, bits=8, hinge_bits=8, seed=0), codebook 0ff288e6e006'
     """
 
     about = About("after Du, Yang & Huang 2020", "lines and coefficients of blocks", "allgatherv", "2 n")

@@ -103,6 +103,8 @@ class Merge {
  private:
   // A stretch of the result, the entries of it that are held, and where each message goes on.
   struct Tile {
+    static constexpr std::uint64_t every = ~std::uint64_t{0};
+
     size_t start, stop;
     std::uint64_t held[tile / 64];
     std::vector<size_t> next;
@@ -111,10 +113,21 @@ class Merge {
 
     void hold(size_t j) { held[j / 64] |= std::uint64_t{1} << (j % 64); }
 
+    void hold(size_t first, size_t last) {
+      for (; first < last && first % 64 != 0; ++first) hold(first);
+      for (; first + 64 <= last; first += 64) held[first / 64] = every;
+      for (; first < last; ++first) hold(first);
+    }
+
     template <class F>
     size_t each(F&& f) const {
       size_t count = 0;
       for (size_t word = 0; word < (size() + 63) / 64; ++word) {
+        if (held[word] == every) {
+          for (size_t j = 64 * word; j < 64 * word + 64; ++j) f(j);
+          count += 64;
+          continue;
+        }
         for (std::uint64_t rest = held[word]; rest != 0; rest &= rest - 1) {
           f(word * 64 + static_cast<size_t>(std::countr_zero(rest)));
           ++count;
@@ -158,9 +171,11 @@ class Merge {
       for (; i < message.count && message.indices[i] < at.stop; ++i) at.hold(message.indices[i] - at.start);
       at.next[p] = i;
     }
-    for_dense(at, [&](size_t first, size_t last, size_t) {
-      for (size_t i = first; i < last; ++i) at.hold(i - at.start);
-    });
+    hold_dense(at);
+  }
+
+  void hold_dense(Tile& at) const {
+    for_dense(at, [&](size_t first, size_t last, size_t) { at.hold(first - at.start, last - at.start); });
   }
 
   void add(Tile& at, T* out) const {
@@ -176,9 +191,9 @@ class Merge {
       for_dense(at, [&](size_t first, size_t last, size_t from) {
         const W* values = message.values + message.count + from;
         for (size_t k = 0; k < last - first; ++k) out[first - at.start + k] += widen<T>(values[k]);
-        for (size_t k = first; k < last; ++k) at.hold(k - at.start);
       });
     }
+    hold_dense(at);
   }
 
   // Call f(first, last, position in the dense values) for what dense pieces have in a tile.
