@@ -1,5 +1,5 @@
 // Blocks of entries, each rounded to a multiple of a vector of a codebook: the code, and the sum of the codes of
-// all ranks. Threads own groups of blocks.
+// all ranks. Threads own groups of blocks; those of one branch are looked at together, a lane for each.
 #pragma once
 
 #include <array>
@@ -158,7 +158,8 @@ struct EncodeGroup {
         code.planes[i / Lines::chunk * bits + b] = word;
       }
     }
-    for_blocks(entries, lines, [&](size_t i, size_t j, float c) { out[j] -= products[i] * static_cast<T>(c); }, numbers);
+    const auto subtract = [&](size_t i, size_t j, float c) { out[j] -= products[i] * static_cast<T>(c); };
+    for_blocks(entries, lines, subtract, numbers);
     return true;
   }
 };
