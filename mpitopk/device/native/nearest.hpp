@@ -43,7 +43,7 @@ struct Nearest {
     for (size_t j = 0; j < block; j += 8) transpose(rows, j, std::min<size_t>(8, block - j), x + j);
     Best best{_mm256_set1_ps(-1.0f), _mm256_setzero_ps(), _mm256_setzero_si256(), _mm256_setzero_si256()};
     size_t k = 0;
-    for (; k + 4 <= count; k += 4) look<4>(x, block, vectors + k * block, best);
+    for (; k + 8 <= count; k += 8) look<8>(x, block, vectors + k * block, best);
     for (; k < count; ++k) look<1>(x, block, vectors + k * block, best);
     _mm256_storeu_ps(products, best.product);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers), best.number);
