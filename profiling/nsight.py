@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from events import Recording, RecordingError, Span, Track
+from recording import Recording, RecordingError, Span, Track
 
 DOMAIN = "mpitopk"
 RANGE, DOMAIN_CREATED = 59, 75

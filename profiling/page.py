@@ -15,8 +15,8 @@ import svg
 from phases import beside_table, mean_series, phase_table, skew_table, verdict
 
 if TYPE_CHECKING:
-    from events import Recording
     from phases import Breakdown, Table
+    from recording import Recording
 
 SERIES = {
     "bytes.received": "bytes received by a rank in a step",

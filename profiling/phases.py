@@ -13,7 +13,7 @@ import numpy as np
 from mpitopk.trace import COLOURS
 
 if TYPE_CHECKING:
-    from events import Recording, Span, Track
+    from recording import Recording, Span, Track
 
 OTHER, RECORDING = "other", "recording"
 """What no range covers; and what it took to record, which is no part of a step."""

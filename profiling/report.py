@@ -20,8 +20,8 @@ from pathlib import Path
 
 import events
 import page
-from events import Recording, RecordingError
 from phases import Breakdown, Table, beside_table, break_down, mean_series, phase_table, skew_table, verdict
+from recording import Recording, RecordingError
 
 
 def markdown(recording: Recording, found: Breakdown) -> str:
