@@ -374,10 +374,17 @@ def test_baselines_compute_what_they_say() -> None:
     residual = np.ones_like(x)
     native.add_floor(engine, x, residual)
     assert same(residual, 1 + x)
-    expected = np.empty(500, np.uint32), np.empty(500, np.float32)
-    got = np.empty(500, np.uint32), np.empty(500, np.float32)
-    REFERENCE.select(x, one_group(x.size, 500), *expected)
-    native.nth_element_topk(x, *got)
+
+
+@pytest.mark.parametrize("baseline", [native.nth_element_topk, native.radix_topk])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 500, 1999])
+def test_baselines_select_the_same(baseline: Any, kind: str, k: int) -> None:
+    x = draw(kind, 2000, "float32", 0)
+    expected = np.empty(k, np.uint32), np.empty(k, np.float32)
+    got = np.empty(k, np.uint32), np.empty(k, np.float32)
+    REFERENCE.select(x.copy(), one_group(x.size, k), *expected)
+    baseline(x, *got)
     assert same(expected[0], got[0])
     assert same(expected[1], got[1])
 

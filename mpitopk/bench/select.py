@@ -1,8 +1,8 @@
 """Exact selection of the k largest, alone and fused with error feedback.
 
 Ours, cold (thresholds sampled) and warm (from the last step), against NumPy's argpartition of the
-magnitudes, torch.topk where torch is installed, std::nth_element, and the floors of memory: reading
-the gradient once, and adding it to the residual.
+magnitudes, torch.topk where torch is installed, std::nth_element, a radix select by one thread, and the
+floors of memory: reading the gradient once, and adding it to the residual.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def _others(gradient: Array, plan: Plan) -> dict[str, Callable[[], object]]:
     indices, values = np.empty(k, np.uint32), np.empty(k, np.float32)
     others: dict[str, Callable[[], object]] = {
         "std::nth_element": lambda: _native.nth_element_topk(gradient, indices, values),
+        "radix select, one thread": lambda: _native.radix_topk(gradient, indices, values),
         "numpy abs + argpartition": lambda: np.argpartition(np.abs(gradient), -k)[-k:],
     }
     try:

@@ -204,3 +204,6 @@ def add_floor(engine: Engine, gradient: Array, residual: Array) -> None:
 
 def nth_element_topk(x: Array, indices: Array, values: Array) -> None:
     """Select by std::nth_element on a copy of the keys (float32), one thread."""
+
+def radix_topk(x: Array, indices: Array, values: Array) -> None:
+    """Select by radix, two bits a pass over all entries (float32), one thread."""

@@ -1,4 +1,4 @@
-// What the benchmarks compare with: the floors of memory, and selection as the standard library has it.
+// What the benchmarks compare with: the floors of memory, and selection as others have it.
 #pragma once
 
 #include <atomic>
@@ -37,6 +37,33 @@ inline void nth_element_topk(const float* x, size_t size, size_t k, Index* indic
   for (size_t i = 0; i < k; ++i) {
     indices[i] = order[i];
     values[i] = x[order[i]];
+  }
+}
+
+// Two bits a pass, over all entries, as torch.topk did for one block of a GPU until 2021. One thread stands for
+// that block: what matters is that the passes are many and that nobody helps.
+inline void radix_topk(const float* x, size_t size, size_t k, Index* indices, float* values) {
+  std::uint32_t found = 0;
+  std::uint32_t known = 0;
+  size_t wanted = k;
+  for (int shift = 30; shift >= 0; shift -= 2) {
+    size_t counts[4] = {};
+    for (size_t i = 0; i < size; ++i) {
+      const std::uint32_t key = key_of(x[i]);
+      if ((key & known) == found) ++counts[key >> shift & 3];
+    }
+    std::uint32_t digit = 3;
+    for (; wanted > counts[digit]; --digit) wanted -= counts[digit];
+    found |= digit << shift;
+    known |= 3u << shift;
+  }
+  for (size_t i = 0, at = 0; at < k; ++i) {
+    const std::uint32_t key = key_of(x[i]);
+    if (key > found || (key == found && wanted > 0)) {
+      wanted -= key == found;
+      indices[at] = static_cast<Index>(i);
+      values[at++] = x[i];
+    }
   }
 }
 

@@ -899,6 +899,16 @@ class Engine {
   Buffer<double> doubles_most_;
 };
 
+template <void (*topk)(const float*, size_t, size_t, Index*, float*)>
+void baseline(const py::array& x, const py::array& indices, const py::array& values) {
+  const auto from = as<const float>("x", x);
+  const auto where = as<Index>("indices", indices);
+  const auto what = as<float>("values", values);
+  require(where.size == what.size && where.size < from.size, "indices and values: as long, and shorter than x");
+  const py::gil_scoped_release unlocked;
+  topk(from.data, from.size, where.size, where.data, what.data);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -941,12 +951,6 @@ PYBIND11_MODULE(_native, m) {
       .def("divide", &Engine::divide);
   m.def("read_floor", &Engine::read_floor);
   m.def("add_floor", &Engine::add_floor);
-  m.def("nth_element_topk", [](const py::array& x, const py::array& indices, const py::array& values) {
-    const auto from = as<const float>("x", x);
-    const auto where = as<Index>("indices", indices);
-    const auto what = as<float>("values", values);
-    require(where.size == what.size && where.size < from.size, "indices and values: as long, and shorter than x");
-    const py::gil_scoped_release unlocked;
-    nth_element_topk(from.data, from.size, where.size, where.data, what.data);
-  });
+  m.def("nth_element_topk", baseline<nth_element_topk>);
+  m.def("radix_topk", baseline<radix_topk>);
 }
