@@ -50,7 +50,7 @@ if [ "${1:-}" = --quick ]; then
   for ranks in 2 3; do on_ranks "$ranks" mpi; done
   run "emulated cluster" "$bin/pytest" -q --color=no tests/test_netlab.py
 else
-  shared_out=(-n "$(nproc)" --dist worksteal)
+  shared_out=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal)  # nproc heeds it
   run "one process each" "$bin/pytest" -q --color=no "${shared_out[@]}"
   on_cuda=(env MPITOPK_TEST_DEVICES=cuda)
   cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py tests/test_lags.py tests/test_adacomp.py tests/test_quantize.py tests/test_rounding.py tests/test_qsgd.py tests/test_alq.py tests/test_thresholds.py tests/test_gaussiank.py tests/test_dgc_sampled.py tests/test_filter.py tests/test_scalecom.py tests/test_elias.py tests/test_grassmann.py)
