@@ -14,7 +14,7 @@ that sums over the ranks stay finite. NaN and Inf are not sound.
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import inf, sqrt
+from math import hypot, inf, sqrt
 from typing import TYPE_CHECKING
 
 from mpitopk.device.codes import Codes
@@ -119,10 +119,15 @@ class Device(Codes):
         Returns whether every entry written is sound.
         """
 
-    def accumulate_norm(self, gradient: Array, residual: Array, out: Array) -> float | None:
-        """Write residual + gradient to `out`: T[n]; return its norm, or None if not every entry is sound."""
-        sound = type(self).accumulate(self, gradient, residual, out)
-        return type(self).norm(self, out) if sound else None
+    def accumulate_norm(self, gradient: Array, residual: Array, out: Array, plan: Plan) -> float | None:
+        """Write residual + gradient to `out`: T[n]; return the norm of what is selected from.
+
+        The norms of sparse pieces are put together by `math.hypot`. None if not every entry is sound.
+        """
+        kind = type(self)  # whose operations are not timed by themselves
+        if not kind.accumulate(self, gradient, residual, out):
+            return None
+        return hypot(*(kind.norm(self, out[start:stop]) for start, stop in plan.sparse.tolist()))
 
     @abstractmethod
     def accumulate_select(

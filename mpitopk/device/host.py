@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import hypot
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,8 @@ from mpitopk.device.arrays import HostMemoryDevice
 from mpitopk.wire import misplaced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mpitopk.bins import Bins
     from mpitopk.lines import Lines
     from mpitopk.plan import Plan
@@ -66,9 +69,13 @@ class HostDevice(HostMemoryDevice):
     ) -> bool:
         return self.engine.accumulate(gradient, residual, out, scale, keep)
 
-    def accumulate_norm(self, gradient: Array, residual: Array, out: Array) -> float | None:
-        norm = self.engine.accumulate_norm(gradient, residual, out)
-        return None if norm < 0 else norm
+    def accumulate_norm(self, gradient: Array, residual: Array, out: Array, plan: Plan) -> float | None:
+        def parts(rows: Array) -> Iterator[tuple[Array, Array, Array]]:
+            return ((gradient[a:b], residual[a:b], out[a:b]) for a, b in rows.tolist())
+
+        norms = [self.engine.accumulate_norm(*part) for part in parts(plan.sparse)]
+        sound = [self.engine.accumulate(*part, 1, 1) for part in parts(plan.dense)]
+        return hypot(*norms) if all(sound) and min(norms, default=0) >= 0 else None
 
     def accumulate_select(
         self, gradient: Array, residual: Array, out: Array, plan: Plan, indices: Array, values: Array

@@ -61,20 +61,9 @@ class GaussianK(Thresholded):
         return 4 * plan.total // 3
 
     def select(self, rank: Rank, state: Memory, gradient: Array) -> bool:
-        device, residual, x, plan = rank.device, state.residual, state.spare, state.plan
-        norms = [
-            device.accumulate_norm(gradient[start:stop], residual[start:stop], x[start:stop])
-            for start, stop in plan.sparse.tolist()
-        ]
-        dense = [
-            device.accumulate(gradient[start:stop], residual[start:stop], x[start:stop])
-            for start, stop in plan.dense.tolist()
-        ]
-        sound = [norm for norm in norms if norm is not None]
-        finite = len(sound) == len(norms) and all(dense)
-        norm = math.hypot(*sound) if finite and plan.total > 0 else 0
-        state.hold(self._move(rank, state, norm) if norm > 0 else 0, self, rank)
-        return finite
+        norm = rank.device.accumulate_norm(gradient, state.residual, state.spare, state.plan)
+        state.hold(self._move(rank, state, norm) if norm else 0, self, rank)
+        return norm is not None
 
     def _move(self, rank: Rank, state: Memory, norm: float) -> int:
         plan = state.plan
