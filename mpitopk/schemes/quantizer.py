@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -63,13 +63,24 @@ class Quantizer(Scheme):
         """The number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
+    def words(self, size: int, dtype: str) -> tuple[int, int]:
+        """Return how many words the scales and the codes of so many entries take."""
+        return -(-size // self.bucket) * (np.dtype(dtype).itemsize // 4), -(-size // 32) * self.bits
+
     def stand_in(self, state: Codes) -> Any:
         return Allgatherv(state.message)
 
-    def encode(self, rank: Rank, state: Codes, gradient: Array, levels: Array) -> bool:
+    def encode(self, rank: Rank, state: Coding, gradient: Array, levels: Array) -> bool:
         """Write the codes and scales of a gradient to the message; return whether all of it is finite."""
         key, largest = rank.key(self.seed), self.norm == "max"
         return rank.device.quantize(gradient, levels, self.bucket, largest, key, state.codes, state.scales)
+
+
+class Coding(Protocol):
+    """Where a message has its codes and scales."""
+
+    codes: Array
+    scales: Array
 
 
 class Codes(Whole):
@@ -78,8 +89,8 @@ class Codes(Whole):
     def __init__(self, rank: Rank, scheme: Quantizer, *, levels: int) -> None:
         super().__init__(rank)
         layout, device = rank.layout, rank.device
-        scales = -(-layout.size // scheme.bucket) * (np.dtype(layout.accumulator).itemsize // 4)
-        words = scales + levels + -(-layout.size // 32) * scheme.bits
+        scales, codes = scheme.words(layout.size, layout.accumulator)
+        words = scales + levels + codes
         room = device.empty(message_bytes(words, 0, 0), "uint8")
         self.message = Message.blank(room, words, 0, None, layout.digest)
         self.scales = self.message.indices[:scales].view(layout.accumulator)

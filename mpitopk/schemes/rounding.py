@@ -25,6 +25,7 @@ class Rounding:
 
     def __init__(self, rank: Rank, quantizer: QSGD, memory: Memory) -> None:
         self._rank, self._quantizer, self._memory = rank, quantizer, memory
+        self._dtype = rank.layout.accumulator
         self._levels = rank.device.from_host(uniform_levels(quantizer.top))
         self._none = rank.device.empty(0, "uint32")
         self._packed: Message | None = None
@@ -37,13 +38,13 @@ class Rounding:
         if packed is self._packed:
             return self.message
         count, dense = memory.indices.size, memory.plan.dense
-        words = self._words(count)
+        words = self._words_for(count)
         room = memory.grown("rounded", message_bytes(words, 0, 0))
         self.message = Message.blank(room, words, 0, None, self._rank.layout.digest)
-        scales, codes = self._parts(count + packed.dense)
-        self._scales = self.message.indices[:scales].view(packed.values.dtype)
-        self._codes = self.message.indices[scales : scales + codes]
-        self._decoded = memory.grown("decoded", packed.values.nbytes).view(packed.values.dtype)
+        scales, codes = self._quantizer.words(count + packed.dense, self._dtype)
+        self.scales = self.message.indices[:scales].view(self._dtype)
+        self.codes = self.message.indices[scales : scales + codes]
+        self._decoded = memory.grown("decoded", packed.values.nbytes).view(self._dtype)
         memory.grown("received", self._rank.size * packed.buffer.size)
         if packed.dense and self._dense_of is not dense:
             whole = [np.arange(start, stop, dtype=np.uint32) for start, stop in dense.tolist()]
@@ -57,10 +58,7 @@ class Rounding:
         device, count = rank.device, memory.indices.size
         if not packed.values.size:
             return
-        scale_by_largest, key = how.norm == "max", rank.key(how.seed)
-        device.quantize(
-            packed.values, self._levels, how.bucket, scale_by_largest, key, self._codes, self._scales
-        )
+        how.encode(rank, self, packed.values, self._levels)
         self.message.indices[self.message.indices.size - count :] = packed.indices
         lost = self._decoded
         device.merge_codes(self.message.alone, self._levels, how.bits, how.bucket, 1, lost)
@@ -72,8 +70,9 @@ class Rounding:
     def decode(self, messages: Messages) -> Messages:
         """Return messages with values; raise `ExchangeError` for one that no number of entries explains."""
         rank, how, packed = self._rank, self._quantizer, self._memory.message
-        counts = [self._entries(p, words) for p, words in enumerate(messages.counts)]
-        dense, itemsize, dtype = packed.dense, packed.itemsize, str(packed.values.dtype)
+        known = {self.message.indices.size: packed.indices.size}
+        counts = [known.get(words) or self._entries(p, words) for p, words in enumerate(messages.counts)]
+        dense, itemsize, dtype = packed.dense, packed.itemsize, self._dtype
         sizes = [message_bytes(count, dense, itemsize) for count in counts]
         starts = np.append(0, np.cumsum(sizes)).tolist()
         room = self._memory.grown("received", starts.pop())
@@ -87,18 +86,13 @@ class Rounding:
                 part.indices[:] = words[words.size - count :]
         return Messages(room, starts, sizes, (memoryview(heads).cast("q"), list(range(0, 5 * len(sizes), 5))))
 
-    def _parts(self, values: int) -> tuple[int, int]:
-        """Return how many words scales and codes take."""
-        how, itemsize = self._quantizer, np.dtype(self._rank.layout.accumulator).itemsize
-        return -(-values // how.bucket) * itemsize // 4, -(-values // 32) * how.bits
-
-    def _words(self, count: int) -> int:
+    def _words_for(self, count: int) -> int:
         """Return how many words a message with `count` indices has."""
-        return sum(self._parts(count + self._memory.message.dense)) + count
+        return sum(self._quantizer.words(count + self._memory.message.dense, self._dtype)) + count
 
     def _entries(self, rank: int, words: int) -> int:
         """Return how many indices a message of so many words has."""
-        count = bisect_left(range(self._rank.layout.size + 1), words, key=self._words)
-        if count > self._rank.layout.size or self._words(count) != words:
+        count = bisect_left(range(self._rank.layout.size + 1), words, key=self._words_for)
+        if count > self._rank.layout.size or self._words_for(count) != words:
             raise damaged(rank, f"{words} words, which no number of entries takes")
         return count
