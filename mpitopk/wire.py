@@ -182,7 +182,7 @@ class Messages:
         """Yield every message by itself."""
         words, begins = self.words
         for start, size, begin in zip(self.starts, self.sizes, begins, strict=True):
-            yield Messages(self.buffer, [start], [size], (words, [begin]))
+            yield Messages(self.buffer[start : start + size], [0], [size], (words, [begin]))
 
     @property
     def headers(self) -> list[Header]:

@@ -14,7 +14,7 @@ from devices import handed, opened
 from test_device import gathered, one_group
 from worlds import whole
 
-from mpitopk import Layout, RandomK, Simulation, TopK
+from mpitopk import QSGD, Layout, RandomK, Simulation, TopK
 from mpitopk.device import open_device
 from mpitopk.device.reference import ReferenceDevice
 from mpitopk.device.tiles import TILE, cut
@@ -231,6 +231,22 @@ def test_a_step_launches_few_kernels_and_allocates_nothing(layers: int, scheme: 
         assert allocations == 0
     else:
         assert len(launches) <= 10, launches
+
+
+@needs_cuda
+@pytest.mark.skipif(not devices.STANDIN, reason="only the stand-in counts")
+def test_rounding_the_values_of_several_ranks_allocates_nothing() -> None:
+    from cudasim import standin
+
+    layout = Layout({"w": 30_000})
+    simulation = Simulation(3, layout, TopK(0.01, values=QSGD()), device="cuda")
+    gradients = [[handed("cuda", g) for g in whole(3, step, layout)] for step in range(3)]
+    for gradient in gradients[:2]:
+        simulation.allreduce(gradient)
+    standin.reset_counts()
+    simulation.allreduce(gradients[2])
+    assert standin.launches
+    assert standin.allocations == 0
 
 
 @needs_cuda

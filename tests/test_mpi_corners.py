@@ -15,6 +15,7 @@ from worlds import LAYOUT, Mpi, whole
 
 from mpitopk import (
     DGC,
+    QSGD,
     AdaComp,
     Dense,
     Grassmann,
@@ -251,7 +252,10 @@ def test_schedules_that_differ_fail_together(comm: Any) -> None:
         raises_together(comm, ConfigError, "give all the same density", call)
 
 
-@pytest.mark.parametrize("scheme", [TopK(0.1), GTopK(0.1), Dense()], ids=["topk", "gtopk", "dense"])
+SCHEMES = {"topk": TopK(0.1), "rounded": TopK(0.1, values=QSGD()), "gtopk": GTopK(0.1), "dense": Dense()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_a_wrong_gradient_in_the_very_first_step(comm: Any, scheme: Any, device: str) -> None:
     """Nothing of what was tried at the start is still under way."""
     runtime = Runtime(comm, LAYOUT, scheme, device=device)

@@ -92,7 +92,7 @@ class CudaCodes(GpuMemoryDevice):
     def merge_codes(
         self, messages: Messages, levels: Array | None, bits: int, bucket: int, divisor: int, out: Array
     ) -> None:
-        where = messages.buffer, self._on_gpu("starts", messages.starts), np.int32(len(messages.starts))
+        where = messages.buffer, self._on_gpu("coded", messages.starts), np.int32(len(messages.starts))
         how = levels, np.int32(bits), np.int32(bucket), np.float32(divisor)
         launch("merge_codes", self._blocks(out.size), *where, *how, out, np.int64(out.size))
 
