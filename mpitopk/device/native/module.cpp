@@ -295,27 +295,17 @@ class Engine {
 
   size_t move_above(const py::array& x, const py::array& pieces, double threshold, size_t least,
                     const py::array& indices, const py::array& values) {
-    const auto where = as<Index>("indices", indices);
-    return visit<float, double>("x", x, [&](auto v) {
+    return with_room(x, pieces, indices, values, [&](auto v, const auto& parts, auto where, auto what) {
       using T = std::remove_pointer_t<decltype(v.data)>;
-      const auto what = as<T>("values", values);
-      require(where.size == what.size, "indices and values must be of one length");
-      const std::vector<Dense> parts = sparse_of(pieces, v.size);
       const Bits<T> low = key_of(static_cast<T>(threshold));
-      const py::gil_scoped_release unlocked;
       return above<T>().move(pool_, isa_, v.data, v.size, parts, low, least, where.size, where.data, what.data);
     });
   }
 
   size_t search_above(const py::array& x, const py::array& pieces, double threshold, size_t least, int rounds,
                       const py::array& indices, const py::array& values) {
-    const auto where = as<Index>("indices", indices);
-    return visit<float, double>("x", x, [&](auto v) {
+    return with_room(x, pieces, indices, values, [&](auto v, const auto& parts, auto where, auto what) {
       using T = std::remove_pointer_t<decltype(v.data)>;
-      const auto what = as<T>("values", values);
-      require(where.size == what.size, "indices and values must be of one length");
-      const std::vector<Dense> parts = sparse_of(pieces, v.size);
-      const py::gil_scoped_release unlocked;
       return above<T>().search(pool_, isa_, v.data, v.size, parts, threshold, least, where.size, rounds, where.data,
                                what.data);
     });
@@ -820,6 +810,20 @@ class Engine {
     const bool finite = selector.run(source, clear, where.data, what.data);
     candidates_ = selector.candidates();
     return finite;
+  }
+
+  // Call f(x, its sparse pieces, indices, values), the last two of one length, without Python's lock.
+  template <class F>
+  static size_t with_room(const py::array& x, const py::array& pieces, const py::array& indices,
+                          const py::array& values, F&& f) {
+    const auto where = as<Index>("indices", indices);
+    return visit<float, double>("x", x, [&](auto v) {
+      const auto what = as<std::remove_pointer_t<decltype(v.data)>>("values", values);
+      require(where.size == what.size, "indices and values must be of one length");
+      const std::vector<Dense> parts = sparse_of(pieces, v.size);
+      const py::gil_scoped_release unlocked;
+      return f(v, parts, where, what);
+    });
   }
 
   template <class T>
