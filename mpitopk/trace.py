@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NORM_EVERY = 16
 """Steps from one norm of the residual in the timeline to the next: it takes a third of a step to compute."""
+
 PHASES = {
     "norm": "accumulate",
     "accumulate": "accumulate",
@@ -182,9 +183,11 @@ class Trace:
             self._count(taken, me, metrics)
 
     def _count(self, step: int, me: Participant, metrics: Metrics) -> None:
-        layout, ranks, time = me.rank.layout, me.rank.size, self.now()
-        dense = allreduce_bytes(layout.nbytes, ranks)
-        self.about = {"scheme": me.scheme.describe(), "entries": layout.size, "dense_bytes": dense}
+        time = self.now()
+        if not self.about:
+            layout = me.rank.layout
+            dense = allreduce_bytes(layout.nbytes, me.rank.size)
+            self.about = {"scheme": me.scheme.describe(), "entries": layout.size, "dense_bytes": dense}
         values: dict[str, dict[str, float]] = {
             "bytes": {"received": metrics.bytes - self._bytes},
             "density": {"sent": metrics.density, "union": metrics.union},
@@ -220,8 +223,7 @@ def _nvtx_domain() -> Any:
         domain = nvtx.get_domain("mpitopk")
     except (ImportError, AttributeError):
         return None
-    old = not hasattr(domain, "push_range")
-    return None if old or type(domain).__name__ == "DummyDomain" else domain
+    return None if type(domain).__name__ == "DummyDomain" else domain
 
 
 def share_timeline(path: str, trace: Trace, gather: Gather, rank: int) -> None:
