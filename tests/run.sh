@@ -53,7 +53,7 @@ else
   shared_out=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal)  # nproc heeds it
   run "one process each" "$bin/pytest" -q --color=no "${shared_out[@]}"
   on_cuda=(env MPITOPK_TEST_DEVICES=cuda)
-  cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py tests/test_lags.py tests/test_adacomp.py tests/test_quantize.py tests/test_rounding.py tests/test_qsgd.py tests/test_alq.py tests/test_thresholds.py tests/test_gaussiank.py tests/test_dgc_sampled.py tests/test_filter.py tests/test_scalecom.py tests/test_elias.py tests/test_grassmann.py)
+  cuda_files=(tests/test_cuda*.py tests/test_partition.py tests/test_device.py tests/test_schemes.py tests/test_properties.py tests/test_lags.py tests/test_adacomp.py tests/test_quantize.py tests/test_rounding.py tests/test_qsgd.py tests/test_alq.py tests/test_thresholds.py tests/test_gaussiank.py tests/test_dgc_sampled.py tests/test_filter.py tests/test_scalecom.py tests/test_elias.py tests/test_grassmann.py tests/test_trace.py::test_counts_of_a_step)
   run "one process each, CUDA kernels" "${on_cuda[@]}" "$bin/pytest" -q --color=no "${shared_out[@]}" "${cuda_files[@]}"
   for ranks in 1 2 3 4 7; do on_ranks "$ranks" mpi; done
   MPITOPK_TEST_DEVICES=cuda on_ranks 3 mpi

@@ -22,6 +22,7 @@ ALL = [
     "test_scalecom.py::test_chunks_of_many_entries_are_as_the_reference_says",
 ]
 FEW_THREADS = [
+    "test_cuda.py::test_exact_for_any_data[60-normal]",
     "test_cuda.py::test_exact_for_any_data[600-few distinct]",
     "test_cuda.py::test_a_sample_that_misleads_leads_to_a_full_selection",
     "test_cuda.py::test_random_indices_are_those_of_the_reference[8192]",
