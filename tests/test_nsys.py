@@ -20,7 +20,8 @@ LAUNCH = {
     "srun": "srun -n 64 -J test --mpi=pmix",
 }
 """With values that are names of programs, or look like it."""
-SHOW = "import os; print('rank', os.environ.get('WITHIN', 'alone'), flush=True)"
+SHOW = 'import os; os.write(1, f\'rank {os.environ.get("WITHIN", "alone")}\\n\'.encode())'
+"""In one piece, which no other rank's comes between."""
 STANDIN = """#!/bin/sh
 # Writes its arguments, and becomes the program that is to be profiled.
 echo "$@" > "nsys-$$"
