@@ -1,0 +1,1 @@
+"""The parts of study.py, and what they share."""
