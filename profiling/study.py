@@ -35,6 +35,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import mpi4py
 import numpy as np
 from parts import breakdown, network, selection, unions
+from parts.measure import mpiexec
 from parts.result import Result
 
 import mpitopk
@@ -111,7 +112,7 @@ def train(scale: float, seeds: int, text: bool) -> Result:
 
 def machine() -> str:
     """Return on what, with what and when."""
-    mpi = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True, check=False).stdout
+    mpi = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
     number = re.search(r"(?:Version:|Open MPI\))\s*(\S+)", mpi)
     library = ("MPICH" if "HYDRA" in mpi else "Open MPI") + (f" {number[1]}" if number else "")
     model = platform.processor() or platform.machine()
@@ -148,12 +149,12 @@ def main() -> None:
         if name == "f" and (why := network.why_not()):
             print(f"f is left out: {why}", file=sys.stderr)
             text.append(f"## f. When it pays\n\nLeft out: {why}\n")
-            continue
-        start = perf_counter()
-        result = run()
-        result.write(options.output)
-        text.append(result.markdown())
-        print(f"{result.title}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        else:
+            start = perf_counter()
+            result = run()
+            result.write(options.output)
+            text.append(result.markdown())
+            print(f"{result.title}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         (options.output / "study.md").write_text("\n".join(text))
 
 

@@ -102,7 +102,8 @@ def delayed(ranks: int, task: str, count: int) -> Result:
         notes.append(f"{one.contestant.label}: {verdict(one.breakdown())}")
     notes.append(
         "Skew: in each step, accumulate and select of the slowest rank less those of the quickest. "
-        "That of the study: in the median 29.6 ms on 8 V100 and 32.0 ms on 8 A100, of 185 and 212 ms of selecting."
+        "That of the study: in the median 29.6 ms on 8 V100 and 32.0 ms on 8 A100, of 185 and "
+        "212 ms of selecting."
     )
     tables = [
         Table("skew", f"{title_of(task)}, density 0.001, {ranks} ranks", rows),

