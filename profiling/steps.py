@@ -95,9 +95,9 @@ class RandomGradients:
 class Run:
     """One scheme's steps, and what they took."""
 
-    def __init__(self, task: Task, name: str, density: float) -> None:
+    def __init__(self, task: Task, name: str, density: float, threads: int | None) -> None:
         os.environ["MPITOPK_TIMELINE"] = os.devnull  # which lets allreduce, too, tell waiting from transfer
-        self.runtime = mpitopk.Runtime(COMM, task.layout, CONTESTANTS[name].make(density))
+        self.runtime = mpitopk.Runtime(COMM, task.layout, CONTESTANTS[name].make(density), threads=threads)
         self.task, self.on, self.sparse = task, task.start(), CONTESTANTS[name].sparse
         self.about = {"contestant": name, "density": density}
         self.taken: list[list[float]] = []
@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS)
     parser.add_argument("--density", nargs="+", type=float, default=[0.001])
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, help="of each rank (default: its share of the processors)")
     options = parser.parse_args()
     mpitopk.abort_on_error()
     possible = [name for name, one in CONTESTANTS.items() if not (one.sparse and options.task == "mlp")]
@@ -140,7 +141,7 @@ def main() -> None:
     task: Task = Mlp(steps) if options.task == "mlp" else RandomGradients(layout_of(options.task))
     found: list[dict[str, Any]] = []
     for density in options.density:
-        runs = [Run(task, name, density) for name in names]
+        runs = [Run(task, name, density, options.threads) for name in names]
         for turn in range(steps):
             for at in range(len(runs)):
                 runs[(turn + at) % len(runs)].step()

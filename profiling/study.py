@@ -9,8 +9,8 @@ They found top-k SGD 3.4 to 4.7 times slower than dense SGD on 8 GPUs. This meas
     e  convergence over densities, batch sizes and numbers of ranks, on simulated ranks
     f  when it pays: whole steps on an emulated cluster of several bandwidths (netlab.py: Linux, root)
 
-and writes study.md, a CSV file for each table and, with pip install '.[plot]', pictures. Contestants take
-turns: read ratios, since times are those of a machine that may have other things to do.
+and writes for each part a text, its tables as CSV files and, with pip install '.[plot]', a picture.
+Contestants take turns: read ratios, since times are those of a machine that may have other things to do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import mpitopk
 
 DENSITIES = (0.001, 0.0001, 0.01, 0.1)
 WARMUP_DENSITIES = (0.0156, 0.004, 0.001)
-RATES = (None, "10gbit", "1gbit")
+RATES = (None, "10gbit", "3gbit", "1gbit")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ FULL = Extent(
     {"vgg16": WARMUP_DENSITIES, "resnet18": (0.001,), "lstm": (0.001,)},
     sizes=(100_000, 1_000_000, 4_000_000, 14_728_266),
     densities=DENSITIES,
-    repeats=5,
-    steps=12,
+    repeats=3,
+    steps=8,
     steps_of_skew=40,
     simulated=200_000,
     simulated_ranks=(2, 4, 8, 16, 32, 64),
-    simulated_steps=60,
+    simulated_steps=40,
     training=1.0,
 )
 QUICK = Extent(
@@ -97,17 +97,17 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], Result]]:
         "b": lambda: breakdown.phases(ranks, {"mlp": (0.01, 0.001), **models}, much.steps),
         "c": lambda: breakdown.delayed(ranks, task, much.steps_of_skew),
         "d": lambda: unions.run(much.simulated, much.simulated_ranks, much.simulated_steps),
-        "e": lambda: train(much.training, options.seeds, text=not options.quick),
-        "f": lambda: network.run(options.hosts, task, RATES, tuple(network.BARS), much.steps),
+        "e": lambda: train(much.training, options.seeds),
+        "f": lambda: network.run(options.hosts, task, RATES, network.DENSITIES, much.steps),
     }
 
 
-def train(scale: float, seeds: int, text: bool) -> Result:
+def train(scale: float, seeds: int) -> Result:
     """Run part e, whose ranks are simulated, without MPI, which other parts start on ranks of their own."""
     mpi4py.rc.initialize = False
     from parts import convergence
 
-    return convergence.run(scale, seeds, text)
+    return convergence.run(scale, seeds)
 
 
 def machine() -> str:
@@ -141,21 +141,17 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     if not find_spec("matplotlib"):
         print("there will be no pictures: they need pip install '.[plot]'", file=sys.stderr)
-    text = [f"# The study, again\n\n{machine()}\n"]
-    text += ["A quick run: its times mean nothing.\n"] if options.quick else []
+    about = f"{machine()}{' A quick run: its times mean nothing.' if options.quick else ''}"
     for name, run in parts(options).items():
         if name not in options.parts:
             continue
         if name == "f" and (why := network.why_not()):
             print(f"f is left out: {why}", file=sys.stderr)
-            text.append(f"## f. When it pays\n\nLeft out: {why}\n")
-        else:
-            start = perf_counter()
-            result = run()
-            result.write(options.output)
-            text.append(result.markdown())
-            print(f"{result.title}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        (options.output / "study.md").write_text("\n".join(text))
+            continue
+        start = perf_counter()
+        result = run()
+        result.write(options.output, about)
+        print(f"{result.title}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

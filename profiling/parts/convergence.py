@@ -22,19 +22,18 @@ from train_mlp import Training, layout_for
 import mpitopk
 from mpitopk.errors import NonFiniteError
 
+DATA = "mnist"
 SCHEMES = ("dense", "topk", "randomk", "forgetful")
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
 BATCHES = (64, 256, 1024)
 RANKS = (2, 4, 8, 16)
 USUAL_DENSITY, USUAL_BATCH, USUAL_RANKS = 1e-3, 256, 8
-TEXT_DENSITIES = (1e-3, 1e-2)
 
 
 class Setting(NamedTuple):
     """What is varied, and one training's options."""
 
     varied: str
-    data: str
     ranks: int
     batch: int
     contestant: str
@@ -51,33 +50,30 @@ class Batched(compare.Task):
         return Training(self.layout, self.data, optimizer_momentum(scheme), batch=self.batch, seed=seed)
 
 
-def settings(text: bool) -> Iterator[Setting]:
+def settings() -> Iterator[Setting]:
     """Yield all trainings."""
     for name in SCHEMES:
         for density in DENSITIES if name != "dense" else [USUAL_DENSITY]:
-            yield Setting("density", "mnist", USUAL_RANKS, USUAL_BATCH, name, density)
+            yield Setting("density", USUAL_RANKS, USUAL_BATCH, name, density)
     for batch in BATCHES:
         for name in ("dense", "topk"):
-            yield Setting("batch", "mnist", USUAL_RANKS, batch, name, USUAL_DENSITY)
+            yield Setting("batch", USUAL_RANKS, batch, name, USUAL_DENSITY)
     for ranks in RANKS:
         for name in ("dense", "topk"):
-            yield Setting("ranks", "mnist", ranks, USUAL_BATCH, name, USUAL_DENSITY)
-    for name in SCHEMES if text else ():
-        for density in TEXT_DENSITIES if name != "dense" else [USUAL_DENSITY]:
-            yield Setting("density", "text", 4, USUAL_BATCH, name, density)
+            yield Setting("ranks", ranks, USUAL_BATCH, name, USUAL_DENSITY)
 
 
-def run(scale: float, seeds: int, text: bool) -> Result:
+def run(scale: float, seeds: int) -> Result:
     """Train all; `scale`: how many times as many steps as compare.py takes."""
     done: dict[tuple[Any, ...], list[compare.Point]] = {}
     rows: list[Row] = []
-    for setting in settings(text):
+    for setting in settings():
         key = setting[1:]
         if key not in done:
             done[key] = [_train(setting, scale, seed) for seed in range(seeds)]
         rows.append(_row(setting, done[key]))
     notes = [
-        "Simulated ranks; the example's network and hyperparameters, the same for all schemes. "
+        "5,000 digits; simulated ranks; the example's network and hyperparameters, the same for all schemes. "
         "A larger batch takes fewer steps: as many examples are seen.",
         "Random-k draws the same entries on all ranks; those of the study others on each, without feedback.",
         'dense is one training, whatever the density beside it. "diverged": the loss is no number any more.',
@@ -88,10 +84,10 @@ def run(scale: float, seeds: int, text: bool) -> Result:
 
 
 def _train(setting: Setting, scale: float, seed: int) -> compare.Point:
-    data = DATASETS[setting.data](None)
-    steps = max(10, round(scale * compare.STEPS[setting.data] * USUAL_BATCH / setting.batch))
+    data = DATASETS[DATA](None)
+    steps = max(10, round(scale * compare.STEPS[DATA] * USUAL_BATCH / setting.batch))
     contestant = CONTESTANTS[setting.contestant]
-    run = compare.Run(setting.data, setting.ranks, contestant.label, setting.density, seed)
+    run = compare.Run(DATA, setting.ranks, contestant.label, setting.density, seed)
     task = Batched(data, layout_for(data), steps, setting.batch)
     try:
         return compare.simulated(run, task, contestant.make(setting.density))[-1]
@@ -104,7 +100,6 @@ def _row(setting: Setting, points: list[compare.Point]) -> Row:
     diverged = any(p.loss == inf for p in points)
     return {
         "varied": setting.varied,
-        "data": setting.data,
         "ranks": setting.ranks,
         "batch": setting.batch,
         "scheme": CONTESTANTS[setting.contestant].label,
@@ -122,7 +117,7 @@ def _draw(figure: Any, rows: list[Row]) -> None:
     every = figure.subplots(1, 3, sharey=True)
     labels: dict[str, Any] = {}
     for axes, varied in zip(every, ("density", "batch", "ranks"), strict=True):
-        here = [row for row in rows if row["varied"] == varied and row["data"] == "mnist"]
+        here = [row for row in rows if row["varied"] == varied]
         for name in SCHEMES:
             one = CONTESTANTS[name]
             chosen = [row for row in here if row["scheme"] == one.label and row["loss, bits"] != "diverged"]

@@ -49,26 +49,30 @@ class Result:
     notes: list[str] = field(default_factory=list)
     draw: Callable[[Any], None] | None = None
 
-    def markdown(self) -> str:
-        """Return it as a section."""
-        return "\n".join(self._markdown())
+    def write(self, folder: Path, about: str) -> None:
+        """Write tables as CSV, all as Markdown and, with matplotlib, the picture."""
+        for table in self.tables:
+            table.write(folder)
+        if drawn := self.draw is not None and find_spec("matplotlib") is not None:
+            self._write_picture(folder / f"{self.name}.png")
+        (folder / f"{self.name}.md").write_text("\n".join(self._markdown(about, drawn)))
 
-    def _markdown(self) -> Iterator[str]:
-        yield f"## {self.title}\n"
+    def _write_picture(self, path: Path) -> None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained")
+        assert self.draw is not None
+        self.draw(figure)
+        figure.savefig(path, dpi=110)
+
+    def _markdown(self, about: str, drawn: bool) -> Iterator[str]:
+        yield f"# {self.title}\n"
+        yield f"{about}\n"
+        if drawn:
+            yield f"![{self.title}]({self.name}.png)\n"
         yield from (table.markdown() for table in self.tables)
         yield from (f"- {note}" for note in self.notes)
         yield ""
-
-    def write(self, folder: Path) -> None:
-        """Write tables as CSV and, with matplotlib, the picture."""
-        for table in self.tables:
-            table.write(folder)
-        if self.draw is not None and find_spec("matplotlib"):
-            from matplotlib.figure import Figure
-
-            figure = Figure(layout="constrained")
-            self.draw(figure)
-            figure.savefig(folder / f"{self.name}.png", dpi=110)
 
 
 def shown(value: object) -> str:
