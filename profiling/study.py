@@ -36,6 +36,7 @@ import mpi4py
 import numpy as np
 from parts import breakdown, network, selection, unions
 from parts.measure import mpiexec
+from parts.models import MODELS
 from parts.result import Result
 
 import mpitopk
@@ -138,6 +139,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="of part e (default: 1)")
     parser.add_argument("--quick", action="store_true", help="small: shows that it runs, not how fast")
     options = parser.parse_args()
+    if options.size and options.size not in MODELS and not options.size.isdecimal():
+        parser.error(f"--size {options.size}: expected a number of entries, or one of {', '.join(MODELS)}")
     options.output.mkdir(parents=True, exist_ok=True)
     if not find_spec("matplotlib"):
         print("there will be no pictures: they need pip install '.[plot]'", file=sys.stderr)

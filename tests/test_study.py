@@ -158,6 +158,12 @@ def test_where_there_can_be_no_cluster_the_reason_is_given(tmp_path: Path) -> No
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = study(tmp_path, "--size", "vgg")
+    assert done.returncode == 2
+    assert "--size vgg: expected a number of entries, or one of vgg16, resnet18, lstm" in done.stderr
+
+
 def test_where_the_order_changes() -> None:
     """Dense takes 1 + 8 / b, another 3 + 2 / b: they meet at b = 3."""
     points = [(b, 1 + 8 / b, 3 + 2 / b) for b in (10.0, 1.0, 2.0)]

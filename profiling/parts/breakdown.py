@@ -121,7 +121,7 @@ def _skew(one: Steps) -> np.ndarray[Any, Any]:
 
 
 def _draw_skew(figure: Any, found: list[Steps]) -> None:
-    figure.set_size_inches(10, 4)
+    figure.set_size_inches(10, 4.8)
     left, right = figure.subplots(1, 2)
     for one in found:
         skew = np.sort(_skew(one))
@@ -137,5 +137,5 @@ def _draw_skew(figure: Any, found: list[Steps]) -> None:
         start += ms
     right.invert_yaxis()
     right.set(xlabel="exchange, ms a step, mean")
-    left.legend()
-    right.legend()
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    right.legend(loc="lower right")

@@ -82,5 +82,7 @@ def _draw(figure: Any, rows: list[Row]) -> None:
     known = [(p, theirs) for p, theirs in LINEAGE.items() if p in ranks]
     axes.plot(*zip(*known, strict=True), "X", color="#d55e00", markersize=10, label="lineage's simulation")
     axes.set(xlabel="ranks", ylabel="indices that some rank selects, in units of k")
+    axes.set_xticks(ranks, [*map(str, ranks)])
+    axes.set_yticks(ranks, [*map(str, ranks)])
     axes.grid(alpha=0.3)
     axes.legend()
