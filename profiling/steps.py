@@ -1,8 +1,8 @@
 """Whole steps of several schemes, in turns, each phase timed: mpiexec -n 4 python profiling/steps.py vgg16
 
-TASK is mlp, where the example's network really trains; a model of the study, whose gradients are then random
-numbers, other ones in every step; or a number of entries. Rank 0 prints JSON: for each scheme the seconds of
-every rank, step and phase. study.py makes tables of them.
+TASK is data (mnist, text, synthetic) on which the example's network really trains; or a model of the study,
+whose gradients are then random numbers, other ones in every step; or a number of entries. Rank 0 prints JSON:
+for each scheme the seconds of every rank, step and phase. study.py makes tables of them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Task(Protocol):
 class Mlp:
     """The example's training, as it is."""
 
-    def __init__(self, steps: int) -> None:
-        self.data = on_rank_0(COMM, partial(DATASETS["mnist"], None))
+    def __init__(self, data: str, steps: int) -> None:
+        self.data = on_rank_0(COMM, partial(DATASETS[data], None))
         self.layout, self.steps = layout_for(self.data), steps
 
     def start(self) -> Training:
@@ -133,12 +133,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of each rank (default: its share of the processors)")
     options = parser.parse_args()
     mpitopk.abort_on_error()
-    possible = [name for name, one in CONTESTANTS.items() if not (one.sparse and options.task == "mlp")]
+    trains = options.task in DATASETS
+    possible = [name for name, one in CONTESTANTS.items() if not (one.sparse and trains)]
     names = options.contestants or possible
     if set(names) - set(possible):
         parser.error("the example's momentum needs the whole mean: take another contestant, or another task")
     steps = WARMUP + options.steps
-    task: Task = Mlp(steps) if options.task == "mlp" else RandomGradients(layout_of(options.task))
+    task: Task = Mlp(options.task, steps) if trains else RandomGradients(layout_of(options.task))
     found: list[dict[str, Any]] = []
     for density in options.density:
         runs = [Run(task, name, density, options.threads) for name in names]

@@ -48,8 +48,9 @@ RATES = (None, "10gbit", "3gbit", "1gbit")
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of everything: models with the densities of b, sizes of a, ranks of d, and how often."""
+    """How much of everything: data of b and e, models with the densities of b, and so on."""
 
+    data: str
     models: dict[str, tuple[float, ...]]
     sizes: tuple[int, ...]
     densities: tuple[float, ...]
@@ -63,6 +64,7 @@ class Extent:
 
 
 FULL = Extent(
+    "mnist",
     {"vgg16": WARMUP_DENSITIES, "resnet18": (0.001,), "lstm": (0.001,)},
     sizes=(100_000, 1_000_000, 4_000_000, 14_728_266),
     densities=DENSITIES,
@@ -75,6 +77,7 @@ FULL = Extent(
     training=1.0,
 )
 QUICK = Extent(
+    "synthetic",
     {"100000": WARMUP_DENSITIES},
     sizes=(10_000, 100_000),
     densities=DENSITIES[:2],
@@ -95,20 +98,20 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], Result]]:
     task, ranks = next(iter(models)), options.ranks
     return {
         "a": lambda: selection.run(much.sizes, much.densities, much.repeats),
-        "b": lambda: breakdown.phases(ranks, {"mlp": (0.01, 0.001), **models}, much.steps),
+        "b": lambda: breakdown.phases(ranks, {much.data: (0.01, 0.001), **models}, much.steps),
         "c": lambda: breakdown.delayed(ranks, task, much.steps_of_skew),
         "d": lambda: unions.run(much.simulated, much.simulated_ranks, much.simulated_steps),
-        "e": lambda: train(much.training, options.seeds),
+        "e": lambda: train(much.data, much.training, options.seeds),
         "f": lambda: network.run(options.hosts, task, RATES, network.DENSITIES, much.steps),
     }
 
 
-def train(scale: float, seeds: int) -> Result:
+def train(data: str, scale: float, seeds: int) -> Result:
     """Run part e, whose ranks are simulated, without MPI, which other parts start on ranks of their own."""
     mpi4py.rc.initialize = False
     from parts import convergence
 
-    return convergence.run(scale, seeds)
+    return convergence.run(data, scale, seeds)
 
 
 def machine() -> str:

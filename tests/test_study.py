@@ -85,7 +85,7 @@ def test_all_ways_to_select_have_the_same_winners(quick: Path) -> None:
 
 def test_the_phases_make_up_the_step(quick: Path) -> None:
     found = rows(quick / "breakdown.csv")
-    assert len(found) == 2 * 6 + 3 * 7
+    assert len(found) == 2 * 6 + 3 * 6
     for row in found:
         ms = {phase: float(row[f"{phase}, ms"]) for phase in PHASES}
         assert min(ms.values()) > -0.01, row

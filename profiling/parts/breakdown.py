@@ -12,7 +12,7 @@ from phases import skew_table, verdict
 
 from parts.contestants import CONTESTANTS
 from parts.measure import Steps, steps_here
-from parts.models import title_of
+from parts.models import MODELS, title_of
 from parts.result import Result, Row, Table
 
 REAL = tuple(name for name, one in CONTESTANTS.items() if not one.sparse)
@@ -24,14 +24,14 @@ def phases(ranks: int, tasks: dict[str, Sequence[float]], count: int) -> Result:
     """Measure the steps of each task, at its densities."""
     found: list[Steps] = []
     for task, densities in tasks.items():
-        names = tuple(name for name in REAL if name != "layers" or task != "mlp")
+        names = tuple(name for name in REAL if name != "layers" or task in MODELS)
         found += steps_here(ranks, task, names, tuple(densities), count)
     rows = [_row(one) for one in found]
     title = "Milliseconds a step, medians over ranks and steps; step: of the slowest rank"
     notes = [
         f"{ranks} ranks on this machine, in turns with all others, over shared memory: there is no network.",
-        "MLP: forward, backward and update are the example's. Models of the study: gradients are random "
-        "numbers, scaled by segment, so forward and backward are none; the update is SGD without momentum.",
+        "The example: its forward, backward and update. Models of the study: gradients are random numbers, "
+        "scaled by segment, so forward and backward are none; the update is SGD without momentum.",
         "Ours accumulates while it selects: both are under select. By sorting or radix it cannot.",
         "Dense is run anew beside each density, since contestants take turns.",
     ]

@@ -22,7 +22,6 @@ from train_mlp import Training, layout_for
 import mpitopk
 from mpitopk.errors import NonFiniteError
 
-DATA = "mnist"
 SCHEMES = ("dense", "topk", "randomk", "forgetful")
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
 BATCHES = (64, 256, 1024)
@@ -63,18 +62,18 @@ def settings() -> Iterator[Setting]:
             yield Setting("ranks", ranks, USUAL_BATCH, name, USUAL_DENSITY)
 
 
-def run(scale: float, seeds: int) -> Result:
+def run(data: str, scale: float, seeds: int) -> Result:
     """Train all; `scale`: how many times as many steps as compare.py takes."""
     done: dict[tuple[Any, ...], list[compare.Point]] = {}
     rows: list[Row] = []
     for setting in settings():
         key = setting[1:]
         if key not in done:
-            done[key] = [_train(setting, scale, seed) for seed in range(seeds)]
+            done[key] = [_train(setting, data, scale, seed) for seed in range(seeds)]
         rows.append(_row(setting, done[key]))
     notes = [
-        "5,000 digits; simulated ranks; the example's network and hyperparameters, the same for all schemes. "
-        "A larger batch takes fewer steps: as many examples are seen.",
+        f"Data: {data}. Simulated ranks; the example's network and hyperparameters, the same for all "
+        "schemes. A larger batch takes fewer steps: as many examples are seen.",
         "Random-k draws the same entries on all ranks; those of the study others on each, without feedback.",
         'dense is one training, whatever the density beside it. "diverged": the loss is no number any more.',
     ]
@@ -83,12 +82,12 @@ def run(scale: float, seeds: int) -> Result:
     return Result("convergence", "e. Does it train as well", tables, notes, partial(_draw, rows=rows))
 
 
-def _train(setting: Setting, scale: float, seed: int) -> compare.Point:
-    data = DATASETS[DATA](None)
-    steps = max(10, round(scale * compare.STEPS[DATA] * USUAL_BATCH / setting.batch))
+def _train(setting: Setting, data: str, scale: float, seed: int) -> compare.Point:
+    examples = DATASETS[data](None)
+    steps = max(10, round(scale * compare.STEPS[data] * USUAL_BATCH / setting.batch))
     contestant = CONTESTANTS[setting.contestant]
-    run = compare.Run(DATA, setting.ranks, contestant.label, setting.density, seed)
-    task = Batched(data, layout_for(data), steps, setting.batch)
+    run = compare.Run(data, setting.ranks, contestant.label, setting.density, seed)
+    task = Batched(examples, layout_for(examples), steps, setting.batch)
     try:
         return compare.simulated(run, task, contestant.make(setting.density))[-1]
     except NonFiniteError:

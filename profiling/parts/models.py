@@ -68,7 +68,7 @@ def lstm() -> Layout:
 
 
 MODELS = {"vgg16": vgg16, "resnet18": resnet18, "lstm": lstm}
-TITLES = {"mlp": "the example's MLP, training", "vgg16": "VGG-16", "resnet18": "ResNet-18", "lstm": "LSTM"}
+TITLES = {"vgg16": "VGG-16", "resnet18": "ResNet-18", "lstm": "LSTM"}
 
 
 def layout_of(name: str) -> Layout:
@@ -77,5 +77,7 @@ def layout_of(name: str) -> Layout:
 
 
 def title_of(name: str) -> str:
-    """Return what a task is called in tables."""
-    return TITLES.get(name) or f"{int(name):,} entries"
+    """Return what a task is called in tables: a model, a number of entries, or data that is trained on."""
+    return TITLES.get(name) or (
+        f"{int(name):,} entries" if name.isdecimal() else f"the example's MLP, {name}"
+    )
