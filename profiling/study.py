@@ -48,7 +48,10 @@ RATES = (None, "10gbit", "3gbit", "1gbit")
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of everything: data of b and e, models with the densities of b, and so on."""
+    """How much of everything: data of b, models with the densities of b, and so on.
+
+    `training`: data of e, and how many times as many steps as compare.py takes.
+    """
 
     data: str
     models: dict[str, tuple[float, ...]]
@@ -60,7 +63,7 @@ class Extent:
     simulated: int
     simulated_ranks: tuple[int, ...]
     simulated_steps: int
-    training: float
+    training: dict[str, float]
 
 
 FULL = Extent(
@@ -74,7 +77,7 @@ FULL = Extent(
     simulated=200_000,
     simulated_ranks=(2, 4, 8, 16, 32, 64),
     simulated_steps=40,
-    training=1.0,
+    training={"mnist": 1.0, "text": 0.25},
 )
 QUICK = Extent(
     "synthetic",
@@ -87,7 +90,7 @@ QUICK = Extent(
     simulated=20_000,
     simulated_ranks=(2, 4, 8),
     simulated_steps=10,
-    training=0.02,
+    training={"synthetic": 0.02},
 )
 
 
@@ -101,17 +104,17 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], Result]]:
         "b": lambda: breakdown.phases(ranks, {much.data: (0.01, 0.001), **models}, much.steps),
         "c": lambda: breakdown.delayed(ranks, task, much.steps_of_skew),
         "d": lambda: unions.run(much.simulated, much.simulated_ranks, much.simulated_steps),
-        "e": lambda: train(much.data, much.training, options.seeds),
+        "e": lambda: train(much.training, options.seeds),
         "f": lambda: network.run(options.hosts, task, RATES, network.DENSITIES, much.steps),
     }
 
 
-def train(data: str, scale: float, seeds: int) -> Result:
+def train(scales: dict[str, float], seeds: int) -> Result:
     """Run part e, whose ranks are simulated, without MPI, which other parts start on ranks of their own."""
     mpi4py.rc.initialize = False
     from parts import convergence
 
-    return convergence.run(data, scale, seeds)
+    return convergence.run(scales, seeds)
 
 
 def machine() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import inf
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -62,18 +63,18 @@ def settings() -> Iterator[Setting]:
             yield Setting("ranks", ranks, USUAL_BATCH, name, USUAL_DENSITY)
 
 
-def run(data: str, scale: float, seeds: int) -> Result:
-    """Train all; `scale`: how many times as many steps as compare.py takes."""
+def run(scales: dict[str, float], seeds: int) -> Result:
+    """Train all on each data set; its scale: how many times as many steps as compare.py takes."""
     done: dict[tuple[Any, ...], list[compare.Point]] = {}
     rows: list[Row] = []
-    for setting in settings():
-        key = setting[1:]
+    for (data, scale), setting in product(scales.items(), settings()):
+        key = data, *setting[1:]
         if key not in done:
             done[key] = [_train(setting, data, scale, seed) for seed in range(seeds)]
         rows.append(_row(setting, done[key]))
     notes = [
-        f"Data: {data}. Simulated ranks; the example's network and hyperparameters, the same for all "
-        "schemes. A larger batch takes fewer steps: as many examples are seen.",
+        "Simulated ranks; the example's network and hyperparameters, the same for all schemes. "
+        "A larger batch takes fewer steps: as many examples are seen.",
         "Random-k draws the same entries on all ranks; those of the study others on each, without feedback.",
         'dense is one training, whatever the density beside it. "diverged": the loss is no number any more.',
     ]
@@ -98,6 +99,7 @@ def _row(setting: Setting, points: list[compare.Point]) -> Row:
     accuracy = [100 * p.accuracy for p in points]
     diverged = any(p.loss == inf for p in points)
     return {
+        "data": points[0].data,
         "varied": setting.varied,
         "ranks": setting.ranks,
         "batch": setting.batch,
@@ -112,11 +114,12 @@ def _row(setting: Setting, points: list[compare.Point]) -> Row:
 
 
 def _draw(figure: Any, rows: list[Row]) -> None:
-    figure.set_size_inches(12, 4)
-    every = figure.subplots(1, 3, sharey=True)
+    datasets, sweeps = list(dict.fromkeys(row["data"] for row in rows)), ("density", "batch", "ranks")
+    figure.set_size_inches(12, 1 + 3.2 * len(datasets))
+    grid = figure.subplots(len(datasets), len(sweeps), sharey="row", squeeze=False)
     labels: dict[str, Any] = {}
-    for axes, varied in zip(every, ("density", "batch", "ranks"), strict=True):
-        here = [row for row in rows if row["varied"] == varied]
+    for axes, (data, varied) in zip(grid.flat, product(datasets, sweeps), strict=True):
+        here = [row for row in rows if (row["data"], row["varied"]) == (data, varied)]
         for name in SCHEMES:
             one = CONTESTANTS[name]
             chosen = [row for row in here if row["scheme"] == one.label and row["loss, bits"] != "diverged"]
@@ -131,5 +134,6 @@ def _draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    every[0].set_ylabel("accuracy on held-out digits, %")
+        if varied == sweeps[0]:
+            axes.set_ylabel(f"{data}: held-out accuracy, %")
     figure.legend(labels.values(), labels, loc="outside right upper")
