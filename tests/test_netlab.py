@@ -18,14 +18,9 @@ from typing import Any
 import namespaces
 import netlab
 import pytest
+from emulated import skip_without_namespaces
 from netlab import Lab, LabError
 
-PROBE = """
-ip netns add $0 && ip -n $0 link add name bridge0 type bridge && ip -n $0 link add name port type veth &&
-tc -n $0 qdisc add dev port root tbf rate 1gbit burst 128k limit 1m &&
-ip netns exec $0 unshare --uts sh -c 'hostname probe && mount -t tmpfs tmpfs /dev/shm'
-failed=$?; ip netns delete $0 2>/dev/null; exit $failed
-"""
 WHERE = """
 import json, socket
 from mpi4py import MPI
@@ -49,15 +44,7 @@ time.sleep(200)
 
 @pytest.fixture(scope="module")
 def _needs_namespaces() -> None:
-    """Skip where they cannot be made, which is found without the code under test."""
-    try:
-        namespaces.require()
-    except LabError as error:
-        pytest.skip(str(error))
-    command = ["sh", "-c", PROBE, f"probe-{os.getpid()}"]
-    probe = subprocess.run(command, capture_output=True, text=True, check=False)
-    if probe.returncode:
-        pytest.skip(f"no network namespaces here: {probe.stderr.strip()}")
+    skip_without_namespaces()
 
 
 real = pytest.mark.usefixtures("_needs_namespaces")

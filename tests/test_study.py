@@ -14,6 +14,7 @@ from typing import Any
 import namespaces
 import numpy as np
 import pytest
+from emulated import skip_without_namespaces
 
 import mpitopk
 from mpitopk import Layout, TopK
@@ -146,6 +147,21 @@ def test_trainings_are_of_all_settings(quick: Path) -> None:
         assert row["accuracy, %"] == "diverged" or 0 <= float(row["accuracy, %"]) <= 100
         expected = 100 if row["scheme"] == "dense" else 100 * float(row["density"]) * int(row["ranks"])
         assert float(row["bytes, % of dense"]) <= max(1.0, 1.2 * expected)
+
+
+def test_whole_steps_on_an_emulated_cluster(tmp_path: Path) -> None:
+    skip_without_namespaces()
+    done = study(tmp_path, "--parts", "f", "--hosts", "3")
+    assert done.returncode == 0, done.stderr
+    assert "3 hosts" in (tmp_path / "network.md").read_text()
+    found = rows(tmp_path / "network.csv")
+    networks = {row["network"]: float(row["Gbit/s, measured"]) for row in found}
+    assert list(networks) == ["unlimited TCP", "10gbit", "3gbit", "1gbit", "shared memory"]
+    assert 0 < networks["1gbit"] < 1.1
+    by_scheme = {row["scheme"]: float(row["kB received"]) for row in found if row["density"] == "0.001"}
+    assert by_scheme.pop("dense") == pytest.approx(2 * 2 / 3 * 400, rel=1e-3)
+    assert set(by_scheme.values()) == {2 * (40 + 100 * 8) / 1000}, "two messages"
+    assert len(rows(tmp_path / "break-even.csv")) == 2 * len(by_scheme)
 
 
 def test_where_there_can_be_no_cluster_the_reason_is_given(tmp_path: Path) -> None:
