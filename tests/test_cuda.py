@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mpitopk.wire import Message, Status, message_bytes
 
 needs_cuda = pytest.mark.skipif("cuda" not in DEVICES, reason="MPITOPK_TEST_DEVICES does not name cuda")
 
-N = 60_001
+N = 20_001 if os.environ.get("CUDASIM_LANE") == "tsan" else 60_001
 REFERENCE = ReferenceDevice()
 
 
