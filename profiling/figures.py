@@ -37,9 +37,12 @@ def _grid(points: list[Point], schemes: list[str], draw: Any, x: str, y: str) ->
     grid = figure.subplots(len(datasets), len(sizes), squeeze=False)
     named = {}
     for axes, (data, ranks) in zip(grid.flat, product(datasets, sizes), strict=True):
+        here = [p for p in points if (p.data, p.ranks) == (data, ranks)]
+        if not here:
+            axes.remove()
+            continue
         axes.set(title=f"{data}, {ranks} ranks", xlabel=x, ylabel=y, xscale="log")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        here = [p for p in points if (p.data, p.ranks) == (data, ranks)]
         for (scheme, _), runs in groupby(here, lambda p: (p.scheme, p.density)):
             at = schemes.index(scheme)
             named[scheme] = draw(axes, list(runs), color=f"C{at % 10}", marker=MARKERS[at // 10])
